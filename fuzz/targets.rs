@@ -76,8 +76,8 @@ pub fn foreign(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     for foreign in tenure::import::read(text, None).into_iter().flatten().flatten() {
         // A session that was imported can be exported again.
-        if let Ok(again) = tenure::import::to_mistralrs(&foreign.export) {
-            tenure::import::read(again.get(), None).unwrap();
+        if let Ok(exported) = tenure::import::to_mistralrs(&foreign.export) {
+            tenure::import::read(exported.get(), None).unwrap();
         }
     }
 }
@@ -94,7 +94,7 @@ pub fn jsonl(data: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let Ok(tenure) = tenure::Tenure::open(&format!("jsonl:{}", store.display())).await else { return };
-        let who = tenure::Principal::tenant_wide("default").unwrap();
-        tenure.load_any(&who, &SessionId::new("f").unwrap()).await.ok();
+        let principal = tenure::Principal::tenant_wide("default").unwrap();
+        tenure.load_any(&principal, &SessionId::new("f").unwrap()).await.ok();
     });
 }

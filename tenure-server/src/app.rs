@@ -64,13 +64,13 @@ impl App {
         let embeddings = EmbeddingSource::open(&config.embeddings).await?;
         let options = tenure::Options { embedder: embeddings.embedder(), ..config.options() };
         let tenure = Tenure::open_with(&config.store, options).await?;
-        let app = Self::with(tenure, config, embeddings)?;
+        let app = Self::build(tenure, config, embeddings)?;
         app.transcripts.check()?;
         let file = &app.config.bootstrap_key_file;
         if !file.is_empty()
             && let Some(id) = add_bootstrap_key(&app.keys, file.as_ref()).await?
         {
-            tracing::info!(key = id, "the key of bootstrap_key_file was added");
+            tracing::info!(key = id, "added the API key from bootstrap_key_file");
         }
         Ok(app)
     }
@@ -78,10 +78,10 @@ impl App {
     /// Builds the application on a store that is already open. The server then provides no embeddings of its
     /// own; `tenure` may have an embedder.
     pub fn on(tenure: Tenure, config: Config) -> anyhow::Result<AppState> {
-        Self::with(tenure, config, EmbeddingSource::None)
+        Self::build(tenure, config, EmbeddingSource::None)
     }
 
-    fn with(tenure: Tenure, config: Config, embeddings: EmbeddingSource) -> anyhow::Result<AppState> {
+    fn build(tenure: Tenure, config: Config, embeddings: EmbeddingSource) -> anyhow::Result<AppState> {
         config.assistants.iter().cloned().for_each(|a| tenure.declare(a));
         let models = ModelRegistry::new(&config.models)?;
         let tools = Arc::new(Toolbox::new(&config)?);
@@ -101,7 +101,8 @@ impl App {
                 Ok(())
             }
         });
-        let (tasks, census, rate_limits) = Default::default();
+        let tasks = Arc::default();
+        let rate_limits = Arc::default();
         let run_hooks = webhooks::run_hooks(&config.runs)?;
         let schedules = schedules::compile(&config.schedules, &config.assistants)?;
         Ok(Arc::new(Self {
@@ -118,7 +119,7 @@ impl App {
             run_hooks,
             transcripts,
             tasks,
-            census,
+            census: SessionCounts::default(),
         }))
     }
 }
@@ -128,8 +129,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_can_not_work_is_told_at_once() {
-        let install = |yaml: &str| {
+    fn an_invalid_configuration_is_rejected_at_startup() {
+        let build_app = |yaml: &str| {
             Config::parse(yaml).and_then(|config| {
                 let tenure = Tenure::on(Arc::new(tenure::store::MemoryStore::new()), config.options());
                 App::on(tenure, config)
@@ -140,14 +141,14 @@ mod tests {
             ("on_expire: {webhooks: [{url: 'ftp://x/'}]}", "http://"),
             ("on_expire: {webhooks: [{url: 'http://x/', timeout: never}]}", "timeout"),
             ("on_expire: {webhooks: [{url: 'http://x/', secret_env: NOT_SET_ANYWHERE}]}", "NOT_SET_ANYWHERE"),
-            ("workspaces: {root: /dev/null/y}", "workspaces.root: can not use /dev/null/y"),
+            ("workspaces: {root: /dev/null/y}", "workspaces.root: cannot use /dev/null/y"),
             ("workspaces: {rot: y}", "did you mean `root`"),
             ("cors: {origins: ['*']}", "cors.origins[0]"),
             ("cors: {origins: ['https://a.b/']}", "\"https://a.b\""),
             ("telemetry: {otlp: collector}", "telemetry.otlp"),
             ("limits: {max_connections: 0}", "max_connections"),
         ] {
-            let error = format!("{:#}", install(yaml).unwrap_err());
+            let error = format!("{:#}", build_app(yaml).unwrap_err());
             assert!(error.contains(want), "{yaml}: {error}");
         }
     }

@@ -29,13 +29,13 @@ use target::TargetArgs;
 /// The example configuration, which shows every setting with its default.
 const EXAMPLE: &str = include_str!("../../tenure.example.yaml");
 
-/// Sessions that last, for LLM agents.
+/// Durable sessions for LLM agents.
 #[derive(Debug, Parser)]
 #[command(name = "tenure", version, about)]
 pub struct Cli {
     #[command(flatten)]
-    at: TargetArgs,
-    /// What to do; `serve` if nothing is said.
+    target: TargetArgs,
+    /// The command (default: serve)
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -49,7 +49,7 @@ enum Command {
         #[arg(long, value_name = "ADDRESS")]
         listen: Option<String>,
     },
-    /// Look at sessions, change them, move them
+    /// List, show, change, export and import sessions
     Sessions {
         /// JSON, for programs
         #[arg(long, global = true)]
@@ -57,7 +57,7 @@ enum Command {
         #[command(subcommand)]
         command: sessions::SessionsCommand,
     },
-    /// Look at the work in a session, and stop it
+    /// List, show and cancel the runs of a session
     Runs {
         /// JSON, for programs
         #[arg(long, global = true)]
@@ -65,7 +65,7 @@ enum Command {
         #[command(subcommand)]
         command: runs::RunsCommand,
     },
-    /// Look at what waits for a person, and decide it
+    /// List reviews that wait for a decision, and decide them
     Reviews {
         /// JSON, for programs
         #[arg(long, global = true)]
@@ -75,7 +75,7 @@ enum Command {
     },
     /// Show the decisions of people and verify their hash chain
     Audit(audit::AuditArgs),
-    /// Look at what is remembered, add to it, take from it
+    /// List, search, add and remove memories
     Memories {
         /// JSON, for programs
         #[arg(long, global = true)]
@@ -83,17 +83,17 @@ enum Command {
         #[command(subcommand)]
         command: memories::MemoriesCommand,
     },
-    /// Promote what sessions recalled often to their users, once (a running server does it by itself, if it is told to)
+    /// Promote memories that sessions recalled often to their users, once (a running server does this if `dreams.every` is set)
     Dream(memories::DreamArgs),
-    /// Talk in a session
+    /// Chat in a session
     Chat(chat::ChatArgs),
-    /// Expire and purge what is due, once (a running server does it by itself)
+    /// Expire and purge due sessions, once (a running server does this periodically)
     Sweep {
         /// JSON, for programs
         #[arg(long)]
         json: bool,
     },
-    /// Make, list and revoke the keys that a server asks for
+    /// Create, list, rotate and revoke API keys
     Keys {
         /// JSON, for programs
         #[arg(long, global = true)]
@@ -101,7 +101,7 @@ enum Command {
         #[command(subcommand)]
         command: keys::KeysCommand,
     },
-    /// Get the model that makes vectors in this process, and see what is there
+    /// Download and list the local embedding model
     Models {
         /// JSON, for programs
         #[arg(long, global = true)]
@@ -115,16 +115,16 @@ enum Command {
         #[arg(long)]
         example: bool,
     },
-    /// Check the store: holes, damage, missing media, forks without their parent
+    /// Check the store: gaps, corruption, missing media, forks without their parent
     Doctor {
-        /// Mend what is safe to mend
+        /// Repair what can be repaired safely
         #[arg(long)]
         repair: bool,
         /// JSON, for programs
         #[arg(long)]
         json: bool,
     },
-    /// Bring the store to the newest format (opening it does the same)
+    /// Migrate the store to the newest format (opening it does the same)
     Migrate {
         /// JSON, for programs
         #[arg(long)]
@@ -141,28 +141,28 @@ impl Cli {
     /// Executes the command.
     pub async fn run(self) -> anyhow::Result<ExitCode> {
         signals::ignore_file_size_limit();
-        let at = self.at;
+        let target = self.target;
         match self.command.unwrap_or(Command::Serve { listen: None }) {
             Command::Serve { listen } => {
-                if at.server.is_some() {
-                    bail!("`tenure serve` is the server; leave --server out, or name a command");
+                if target.server.is_some() {
+                    bail!("`tenure serve` starts a server; omit --server, or use another command");
                 }
-                serve(move || at.load(&[("listen", listen.clone())])).await?;
+                serve(move || target.load(&[("listen", listen.clone())])).await?;
             }
-            Command::Sessions { command, json } => return command.run(&at, json).await,
-            Command::Runs { command, json } => return command.run(&at, json).await,
-            Command::Reviews { command, json } => return command.run(&at, json).await,
-            Command::Audit(audit) => return audit.run(&at).await,
-            Command::Memories { command, json } => return command.run(&at, json).await,
-            Command::Dream(dream) => return dream.run(&at).await,
-            Command::Chat(chat) => chat.run(&at).await?,
-            Command::Sweep { json } => return maintenance::sweep(&at, json).await,
-            Command::Keys { command, json } => command.run(&at, json).await?,
-            Command::Models { command, json } => command.run(&at, json).await?,
+            Command::Sessions { command, json } => return command.run(&target, json).await,
+            Command::Runs { command, json } => return command.run(&target, json).await,
+            Command::Reviews { command, json } => return command.run(&target, json).await,
+            Command::Audit(audit) => return audit.run(&target).await,
+            Command::Memories { command, json } => return command.run(&target, json).await,
+            Command::Dream(dream) => return dream.run(&target).await,
+            Command::Chat(chat) => chat.run(&target).await?,
+            Command::Sweep { json } => return maintenance::sweep(&target, json).await,
+            Command::Keys { command, json } => command.run(&target, json).await?,
+            Command::Models { command, json } => command.run(&target, json).await?,
             Command::Config { example: true } => output::print(EXAMPLE)?,
-            Command::Config { example: false } => output::print(at.load(&[])?.shown()?)?,
-            Command::Doctor { repair, json } => return doctor::run(&at, repair, json).await,
-            Command::Migrate { json } => maintenance::migrate(&at, json).await?,
+            Command::Config { example: false } => output::print(target.load(&[])?.shown()?)?,
+            Command::Doctor { repair, json } => return doctor::run(&target, repair, json).await,
+            Command::Migrate { json } => maintenance::migrate(&target, json).await?,
             Command::Completions { shell } => {
                 let mut script = Vec::new();
                 clap_complete::generate(shell, &mut Self::command(), "tenure", &mut script);
@@ -182,21 +182,22 @@ async fn serve(load: impl Fn() -> anyhow::Result<Config>) -> anyhow::Result<()> 
     let app = crate::startup::open(config).await?;
     let listener = serve::bind(&app).await?;
     let address = listener.local_addr()?;
-    let (stop, first) = (signals::interrupted(), signals::interrupted());
+    let stop = signals::interrupted();
+    let first = signals::interrupted();
     println!("listening on http://{address}");
     println!("try:  curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' \\");
     println!(
         "        -d '{{\"session_id\": \"hello\", \"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}]}}'"
     );
     println!("all routes: http://{address}/docs");
-    let at_once = async {
+    let second_interrupt = async {
         first.await;
         signals::interrupted().await;
     };
     tokio::select! {
-        done = serve::run(app, listener, stop) => done,
-        () = at_once => anyhow::bail!("stopped at once; what was acknowledged is safe"),
-        () = reload => anyhow::bail!("the operating system delivers no signals any more"),
+        result = serve::run(app, listener, stop) => result,
+        () = second_interrupt => anyhow::bail!("stopped immediately; all acknowledged writes are durable"),
+        () = reload => anyhow::bail!("the signal handler ended unexpectedly"),
     }
 }
 

@@ -44,39 +44,39 @@ pub const DEFAULT_FILE: &str = "tenure.yaml";
 /// The default listen address of the server.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8787";
 
-/// Everything that can be set. What a file leaves out is as in [`Config::default`].
+/// The complete configuration. Absent settings have the values of [`Config::default`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// The address to listen on. Other than loopback only with keys.
+    /// The address to listen on. Addresses other than loopback require keys.
     pub listen: String,
     /// The store: `memory:`, `jsonl:DIR`, `sqlite:FILE` or `postgres://…`.
     pub store: String,
     /// The model servers. Without any, the built-in `rehearsal` model answers.
     pub models: Vec<ModelConfig>,
-    /// How long sessions last, and what requests do that come at a bad time.
+    /// Lifetime of sessions, and the handling of busy and expired ones.
     pub sessions: SessionsConfig,
-    /// What models are shown.
+    /// The prompt window: the part of a session that models see.
     pub short_term: ShortTerm,
-    /// Tool results.
+    /// The cache of tool results.
     pub cache: Cache,
-    /// Assistants that stand for every tenant.
+    /// Assistants that are available to every tenant.
     pub assistants: Vec<Assistant>,
-    /// Work that goes on by itself.
+    /// Limits of runs, and the webhooks notified of their end.
     pub runs: RunsConfig,
-    /// Runs by the clock.
+    /// Scheduled runs.
     pub schedules: Vec<Schedule>,
     /// The Python tool, for assistants that list it.
     pub python: tools::Python,
-    /// What sessions remember becomes their users'.
+    /// Memory consolidation: promotion of memories of sessions to their users.
     pub dreams: dreams::Dreams,
-    /// What makes vectors of texts.
+    /// The source of embeddings.
     pub embeddings: embeddings::Embeddings,
-    /// What happens when a session ends.
+    /// Webhooks called when a session ends.
     pub on_expire: OnExpire,
     /// One JSONL file per session.
     pub transcripts: TranscriptsConfig,
-    /// What must not be written to transcripts and memories, nor be shown by a search.
+    /// Patterns to redact from transcripts, memories and search results.
     pub redaction: Redaction,
     /// The workspaces of sessions.
     pub workspaces: workspaces::WorkspacesConfig,
@@ -139,10 +139,12 @@ impl Config {
 
     /// The options that the library is opened with.
     pub fn options(&self) -> Options {
-        let (ttl, retention) = (self.sessions.ttl.duration(), self.sessions.retention.duration());
+        let ttl = self.sessions.ttl.duration();
+        let retention = self.sessions.retention.duration();
         let runs = self.runs.policy();
         let compact = self.short_term.compact.clone();
-        let (window, cache) = (self.short_term.window(), self.cache.policy());
+        let window = self.short_term.window();
+        let cache = self.cache.policy();
         let policy = Policy { ttl, retention, window, compact, cache, runs, ..Policy::default() };
         let mut options = Options { policy, ..Options::default() };
         if let Some(lease) = self.runs.lease.duration() {
@@ -164,18 +166,18 @@ impl Config {
 
     /// Renders the configuration in force as YAML, with secrets redacted.
     pub fn shown(&self) -> anyhow::Result<String> {
-        let mut shown = self.clone();
-        shown.store = redacted(&shown.store);
-        for model in &mut shown.models {
+        let mut redacted_config = self.clone();
+        redacted_config.store = redacted(&redacted_config.store);
+        for model in &mut redacted_config.models {
             model.api_key = model.api_key.as_ref().map(|_| "***".to_owned());
             model.base_url = redacted(&model.base_url);
         }
-        for hook in shown.on_expire.webhooks.iter_mut().chain(&mut shown.runs.webhooks) {
+        for hook in redacted_config.on_expire.webhooks.iter_mut().chain(&mut redacted_config.runs.webhooks) {
             hook.url = redacted(&hook.url);
         }
-        shown.telemetry.otlp = redacted(&shown.telemetry.otlp);
-        shown.embeddings = shown.embeddings.hidden();
-        shown.assistants.iter_mut().for_each(tools::hide);
-        Ok(serde_saphyr::to_string(&shown)?)
+        redacted_config.telemetry.otlp = redacted(&redacted_config.telemetry.otlp);
+        redacted_config.embeddings = redacted_config.embeddings.hidden();
+        redacted_config.assistants.iter_mut().for_each(tools::hide);
+        Ok(serde_saphyr::to_string(&redacted_config)?)
     }
 }

@@ -12,7 +12,7 @@ const MAX_MESSAGE: usize = 1000;
 const MAX_PARAM: usize = 200;
 
 /// Truncates a text to `max` bytes at a character boundary and appends `…` if anything was removed.
-fn shortened(mut text: String, max: usize) -> String {
+fn truncated(mut text: String, max: usize) -> String {
     if text.len() > max {
         text.truncate(text.floor_char_boundary(max));
         text.push('…');
@@ -36,24 +36,24 @@ pub struct ApiError {
     verbatim: Option<Box<(String, String)>>,
 }
 
-/// `{"error": {…}}`, on every route.
+/// The error envelope of every route: `{"error": {…}}`.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ErrorBody {
-    /// What went wrong.
+    /// Details of the error.
     pub error: ErrorDetail,
 }
 
-/// What went wrong.
+/// Details of the error.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ErrorDetail {
-    /// What was wrong and what to do, for people.
+    /// Human-readable description of the error and how to fix it.
     pub message: String,
-    /// The family of the error.
+    /// Error category, as in OpenAI's API.
     #[serde(rename = "type")]
     pub kind: &'static str,
-    /// One stable word for programs.
+    /// Stable error code for programs.
     pub code: &'static str,
-    /// The field or parameter that is wrong, as a path.
+    /// Path of the invalid field or parameter, or the name of the exceeded limit.
     pub param: Option<String>,
 }
 
@@ -64,7 +64,7 @@ const RETRY_AFTER: &str = "1";
 impl ApiError {
     /// Creates an error with its own status and code. The message is truncated to `MAX_MESSAGE` bytes.
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        let message = shortened(message.into(), MAX_MESSAGE);
+        let message = truncated(message.into(), MAX_MESSAGE);
         Self { status, code, message, param: None, headers: Vec::new(), verbatim: None }
     }
 
@@ -94,7 +94,7 @@ impl ApiError {
     /// Sets `param`, the path of the invalid field or parameter, truncated to `MAX_PARAM` bytes.
     #[must_use]
     pub fn with_param(self, param: impl Into<String>) -> Self {
-        Self { param: Some(shortened(param.into(), MAX_PARAM)), ..self }
+        Self { param: Some(truncated(param.into(), MAX_PARAM)), ..self }
     }
 
     /// Sets `param` unless the error already has one.
@@ -128,8 +128,8 @@ impl ApiError {
             400..500 => "invalid_request_error",
             _ => "server_error",
         };
-        let (message, code, param) = (self.message.clone(), self.code, self.param.clone());
-        ErrorBody { error: ErrorDetail { message, kind, code, param } }
+        let error = ErrorDetail { message: self.message.clone(), kind, code: self.code, param: self.param.clone() };
+        ErrorBody { error }
     }
 
     /// Returns the stable error code for programs.
@@ -171,7 +171,7 @@ impl From<Error> for ApiError {
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         if status.is_server_error() {
-            tracing::error!(code = e.code(), error = %e, "the store failed");
+            tracing::error!(code = e.code(), error = %e, "a store operation failed");
         }
         let param = match &e {
             Error::Invalid { param, .. } if !param.is_empty() => Some(param.clone()),
@@ -180,11 +180,11 @@ impl From<Error> for ApiError {
         };
         let message = match &e {
             Error::Gone { session_id, status } => {
-                format!("session {session_id} is {status}; POST /sessions/{session_id}/restore brings it back")
+                format!("session {session_id} is {status}; POST /sessions/{session_id}/restore restores it")
             }
             _ => e.to_string(),
         };
-        let param = param.map(|param| shortened(param, MAX_PARAM));
+        let param = param.map(|param| truncated(param, MAX_PARAM));
         let error = Self { param, ..Self::new(status, e.code(), message) };
         match e {
             Error::TooLarge { limit: "max_waiting_reads", .. } => error.with_header(header::RETRY_AFTER, "1"),

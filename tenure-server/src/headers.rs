@@ -9,21 +9,21 @@ use std::borrow::Cow;
 /// control characters or occurs twice is rejected, because ignoring it could widen the scope of a request.
 /// Non-ASCII text may be sent as raw UTF-8 or encoded as in RFC 8187 (`UTF-8''j%C3%BCrgen`).
 pub fn header_text(headers: &HeaderMap, name: &str) -> Result<Option<String>, ApiError> {
-    let wrong = |why: &str| ApiError::invalid(name, format!("the header {name} {why}"));
-    let mut all = headers.get_all(name).iter();
-    let Some(value) = all.next() else { return Ok(None) };
-    if all.next().is_some() {
-        return Err(wrong("is there twice; send it once"));
+    let invalid = |problem: &str| ApiError::invalid(name, format!("the header {name} {problem}"));
+    let mut values = headers.get_all(name).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    if values.next().is_some() {
+        return Err(invalid("occurs more than once; send it once"));
     }
-    let text = std::str::from_utf8(value.as_bytes()).map_err(|_| wrong("is not UTF-8"))?.trim();
+    let text = std::str::from_utf8(value.as_bytes()).map_err(|_| invalid("is not UTF-8"))?.trim();
     let text = match text.get(..7).filter(|prefix| prefix.eq_ignore_ascii_case("utf-8''")) {
-        Some(_) => percent_decoded(&text[7..]).ok_or_else(|| wrong("is not a valid RFC 8187 value"))?,
+        Some(_) => percent_decoded(&text[7..]).ok_or_else(|| invalid("is not a valid RFC 8187 value"))?,
         None => text.to_owned(),
     };
-    match text.chars().any(char::is_control) {
-        true => Err(wrong("has control characters")),
-        false => Ok(Some(text)),
+    if text.chars().any(char::is_control) {
+        return Err(invalid("contains control characters"));
     }
+    Ok(Some(text))
 }
 
 fn percent_decoded(text: &str) -> Option<String> {

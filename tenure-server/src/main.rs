@@ -19,11 +19,11 @@ fn main() -> ExitCode {
     }
     let runtime =
         tokio::runtime::Builder::new_multi_thread().max_blocking_threads(MAX_BLOCKING_THREADS).enable_all().build();
-    let done = match runtime {
+    let result = match runtime {
         Ok(runtime) => runtime.block_on(tenure_server::cli::Cli::parse().run()),
         Err(e) => Err(e.into()),
     };
-    match done {
+    match result {
         Ok(code) => code,
         // The reader of our output has closed the pipe, as in `tenure … | head`: not an error.
         Err(e) if e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe) => {

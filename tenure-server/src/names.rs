@@ -36,7 +36,7 @@ mod tests {
     }
 
     #[test]
-    fn file_names_lead_nowhere_else() {
+    fn file_names_cannot_leave_their_directory() {
         for (name, want) in [("acme", "acme"), ("a.b:c-d_e", "a.b:c-d_e"), ("..", "%2E."), ("a/../b", "a%2F..%2Fb")] {
             assert_eq!(file_name(name), want);
         }

@@ -24,7 +24,7 @@ use utoipa_axum::routes;
 /// The parts of the OpenAPI document that do not come from the routes: title, error schema and security scheme.
 #[derive(OpenApi)]
 #[openapi(
-    info(title = "Tenure", description = "Sessions that last, for LLM agents: an OpenAI-compatible endpoint with a memory, and an agent server."),
+    info(title = "Tenure", description = "Durable sessions for LLM agents: an OpenAI-compatible endpoint with persistent memory, and an agent server."),
     components(schemas(crate::error::ErrorBody)),
     modifiers(&SecurityScheme)
 )]
@@ -40,7 +40,7 @@ impl utoipa::Modify for SecurityScheme {
     }
 }
 
-fn table() -> OpenApiRouter<AppState> {
+fn route_table() -> OpenApiRouter<AppState> {
     OpenApiRouter::with_openapi(OpenApiDocument::openapi())
         // OpenAI-compatible endpoints
         .routes(routes!(chat::complete))
@@ -101,19 +101,23 @@ fn table() -> OpenApiRouter<AppState> {
 
 /// The OpenAPI document, generated from the route table.
 pub fn openapi() -> utoipa::openapi::OpenApi {
-    table().split_for_parts().1
+    route_table().split_for_parts().1
 }
 
 /// Builds the HTTP service: all routes with their middleware. `observe` is outermost, so that rejected and CORS
 /// requests are logged and counted as well.
 pub fn router(app: AppState) -> Router {
-    let (router, document) = table().split_for_parts();
+    let (router, document) = route_table().split_for_parts();
     let cors = cors(&app.config.cors.origins);
     let mut router = router
         .merge(operations::pages(document))
-        .fallback(|| async { ApiError::not_found("there is no such route; GET /openapi.json lists all of them") })
+        .fallback(|| async { ApiError::not_found("no such route; GET /openapi.json lists all routes") })
         .method_not_allowed_fallback(|| async {
-            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this route does not take that method")
+            ApiError::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "method_not_allowed",
+                "this route does not support that method",
+            )
         })
         .layer(middleware::from_fn_with_state(app.clone(), guard));
     if let Some(cors) = cors {
@@ -125,8 +129,8 @@ pub fn router(app: AppState) -> Router {
 fn cors(origins: &[String]) -> Option<CorsLayer> {
     let origins: Vec<HeaderValue> = origins.iter().filter_map(|o| o.parse().ok()).collect();
     let methods = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
-    let ours = ["x-session-id", "x-run-id", "x-request-id", "x-should-retry", transfer::LEFT_OUT];
-    let exposed = ours.into_iter().chain(rate_limit::HEADERS).map(HeaderName::from_static);
+    let own_headers = ["x-session-id", "x-run-id", "x-request-id", "x-should-retry", transfer::LEFT_OUT];
+    let exposed = own_headers.into_iter().chain(rate_limit::HEADERS).map(HeaderName::from_static);
     (!origins.is_empty()).then(|| {
         CorsLayer::new()
             .allow_origin(AllowOrigin::list(origins))
@@ -145,7 +149,7 @@ async fn guard(State(app): State<AppState>, mut request: Request, next: Next) ->
     let mut response = match admit(&app, &request) {
         Err(e) => e.into_response(),
         Ok(RequestOrigin::Local) => next.run(request).await,
-        Ok(RequestOrigin::Elsewhere(refusal)) => match app.keys.are_required().await {
+        Ok(RequestOrigin::Remote(refusal)) => match app.keys.are_required().await {
             Ok(true) => next.run(request).await,
             Ok(false) => refusal.into_response(),
             Err(e) => ApiError::from(e).into_response(),
@@ -156,21 +160,21 @@ async fn guard(State(app): State<AppState>, mut request: Request, next: Next) ->
 }
 
 /// Headers that reverse proxies add. Their presence means that the client may be on another machine.
-const FORWARDED: [&str; 3] = ["forwarded", "x-forwarded-for", "x-real-ip"];
+const PROXY_HEADERS: [&str; 3] = ["forwarded", "x-forwarded-for", "x-real-ip"];
 
 /// The origin of a request, as far as its headers reveal it.
 enum RequestOrigin {
     /// Addressed to a loopback host name, without proxy headers.
     Local,
     /// Possibly from another machine. If no API keys are required, the request is rejected with this error.
-    Elsewhere(ApiError),
+    Remote(ApiError),
 }
 
 /// Classifies a request by its `Host` and proxy headers, after checking header size and `Origin`. Without API
 /// keys only requests to a loopback host name that did not pass a proxy are served: otherwise a website could
 /// reach the server through the user's browser (DNS rebinding), and any client through the proxy (D-102).
 fn admit(app: &AppState, request: &Request) -> Result<RequestOrigin, ApiError> {
-    check_head(app, request)?;
+    check_header_size(app, request)?;
     check_origin(app, request)?;
     let host = header_text(request.headers(), "host")?;
     let host = host.or_else(|| request.uri().host().map(str::to_owned)).unwrap_or_default();
@@ -178,31 +182,35 @@ fn admit(app: &AppState, request: &Request) -> Result<RequestOrigin, ApiError> {
         Some(v6) => v6.split(']').next().unwrap_or_default(),
         None => host.split(':').next().unwrap_or_default(),
     };
-    let ours = name.is_empty()
+    let is_loopback = name.is_empty()
         || name == "localhost"
         || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback());
-    let forwarded = FORWARDED.iter().find(|name| request.headers().contains_key(**name));
+    let forwarded = PROXY_HEADERS.iter().find(|name| request.headers().contains_key(**name));
     let message = match forwarded {
-        None if ours => return Ok(RequestOrigin::Local),
-        Some(name) if ours => {
-            format!("the request came through a proxy (it has the header {name}); make a key first (`tenure keys add`)")
+        None if is_loopback => return Ok(RequestOrigin::Local),
+        Some(name) if is_loopback => {
+            format!(
+                "the request came through a proxy (it has the header {name}), which requires an API key; create one with `tenure keys add`"
+            )
         }
         _ => {
             let host = tenure::excerpt(&host);
-            format!("the host {host} is not this machine; make a key first (`tenure keys add`)")
+            format!(
+                "the host {host} is not a loopback name, which requires an API key; create one with `tenure keys add`"
+            )
         }
     };
-    Ok(RequestOrigin::Elsewhere(ApiError::new(StatusCode::FORBIDDEN, "host_not_allowed", message)))
+    Ok(RequestOrigin::Remote(ApiError::new(StatusCode::FORBIDDEN, "host_not_allowed", message)))
 }
 
 /// Rejects a request whose target and headers together exceed `max_header_bytes`. The limit is the same for
 /// HTTP/1 and HTTP/2.
-fn check_head(app: &AppState, request: &Request) -> Result<(), ApiError> {
+fn check_header_size(app: &AppState, request: &Request) -> Result<(), ApiError> {
     let max = app.config.limits.max_header_bytes;
     let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
     let headers: usize = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
-    let rejected = |status, what: &str| {
-        let message = format!("{what} over the limit `max_header_bytes` of {max}; send less, or raise the limit");
+    let rejected = |status, subject: &str| {
+        let message = format!("{subject} larger than `max_header_bytes` ({max}); send less, or raise the limit");
         Err(ApiError::new(status, "too_large", message).with_param("max_header_bytes"))
     };
     if target > max {
@@ -222,18 +230,20 @@ fn check_origin(app: &AppState, request: &Request) -> Result<(), ApiError> {
         return Ok(());
     }
     let headers = request.headers();
-    let refused = |what: &str| {
-        let message = format!("a page of {what} may not do this; list its origin under `cors.origins`");
+    let refused = |source: &str| {
+        let message =
+            format!("cross-site request from {source} rejected; add its origin to `cors.origins` to allow it");
         Err(ApiError::new(StatusCode::FORBIDDEN, "foreign_origin", message))
     };
     match header_text(headers, "origin")? {
         Some(origin) if app.config.cors.origins.contains(&origin) => Ok(()),
         Some(origin) => {
             let host = header_text(headers, "host")?.or_else(|| request.uri().authority().map(ToString::to_string));
-            let own = origin.split_once("://").map(|(_, host)| host.to_owned());
-            match own.is_some() && own == host {
-                true => Ok(()),
-                false => refused(&origin.chars().take(100).collect::<String>()),
+            let origin_host = origin.split_once("://").map(|(_, host)| host.to_owned());
+            if origin_host.is_some() && origin_host == host {
+                Ok(())
+            } else {
+                refused(&origin.chars().take(100).collect::<String>())
             }
         }
         None if header_text(headers, "sec-fetch-site")?.as_deref() == Some("cross-site") => refused("another site"),
@@ -244,9 +254,9 @@ fn check_origin(app: &AppState, request: &Request) -> Result<(), ApiError> {
 /// Middleware that assigns a request id, and records metrics, a trace span and one log line per request.
 /// Request and response contents are never logged.
 async fn observe(mut request: Request, next: Next) -> Response {
-    let watch = crate::clock::Stopwatch::start();
-    let given = header_hint(request.headers(), "x-request-id").filter(|id| id.len() <= 128).map(str::to_owned);
-    let id = given.unwrap_or_else(|| uuid::Uuid::now_v7().simple().to_string());
+    let stopwatch = crate::clock::Stopwatch::start();
+    let sent_id = header_hint(request.headers(), "x-request-id").filter(|id| id.len() <= 128).map(str::to_owned);
+    let id = sent_id.unwrap_or_else(|| uuid::Uuid::now_v7().simple().to_string());
     if let Ok(value) = HeaderValue::from_str(&id) {
         request.headers_mut().insert("x-request-id", value);
     }
@@ -255,10 +265,11 @@ async fn observe(mut request: Request, next: Next) -> Response {
     let trace = telemetry::request_trace(&id, method.as_str(), &route);
     let span = trace.in_scope(|| telemetry::request_span(&id));
     let mut response = next.run(request).instrument(span.clone()).instrument(trace.clone()).await;
-    let (status, took) = (response.status().as_u16(), watch.elapsed());
+    let status = response.status().as_u16();
+    let duration = stopwatch.elapsed();
     trace.record("http.response.status_code", status);
-    crate::observability::metrics::request(&method, &route, status, took);
-    let ms = took.as_micros() as f64 / 1000.0;
+    crate::observability::metrics::request(&method, &route, status, duration);
+    let ms = duration.as_micros() as f64 / 1000.0;
     span.in_scope(|| tracing::info!(status, ms, "{method} {route}"));
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert("x-request-id", value);

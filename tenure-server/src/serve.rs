@@ -35,13 +35,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 pub async fn bind(app: &App) -> anyhow::Result<TcpListener> {
     let address = &app.config.listen;
     let listener = TcpListener::bind(address).await.with_context(|| {
-        format!("can not listen on {address}; is another server running there? choose another with --listen")
+        format!("could not listen on {address}; if another server uses the address, choose another with --listen")
     })?;
     let ip = listener.local_addr()?.ip();
     if !is_loopback(ip) {
         if !app.keys.are_required().await? {
             bail!(
-                "refusing to listen on {ip} without keys: anybody there could read everything. Make one with `tenure keys add`, or listen on 127.0.0.1"
+                "refusing to listen on {ip} without API keys: any client could read and write all data. Create a key with `tenure keys add`, or listen on 127.0.0.1"
             );
         }
         app.keys.always_require();
@@ -51,7 +51,7 @@ pub async fn bind(app: &App) -> anyhow::Result<TcpListener> {
         app.keys.always_require();
         if !app.keys.are_there().await? {
             tracing::warn!(
-                "trusted_proxies is set and there is no key yet: every request is refused. Make one with `tenure keys add`"
+                "trusted_proxies is set but no API key exists: all requests are rejected. Create a key with `tenure keys add`"
             );
         }
     }
@@ -88,7 +88,7 @@ async fn accept(listener: &TcpListener) -> (TcpStream, IpAddr) {
             Err(e) => {
                 // Most likely the process is out of file descriptors; some are freed as other connections
                 // close.
-                tracing::warn!(error = %e, "can not accept a connection");
+                tracing::warn!(error = %e, "could not accept a connection; retrying");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
@@ -97,16 +97,19 @@ async fn accept(listener: &TcpListener) -> (TcpStream, IpAddr) {
 
 /// Signals all tasks and connections to stop, and waits for them for at most `drain_timeout`.
 async fn drain(app: &App, connections: &Connections) {
-    let time = app.config.limits.drain_timeout.duration().unwrap_or(Duration::MAX);
-    tracing::info!("stopping: finishing what is in progress");
+    let drain_timeout = app.config.limits.drain_timeout.duration().unwrap_or(Duration::MAX);
+    tracing::info!("shutting down: finishing requests and runs in progress");
     app.tasks.stop();
     let finish = async {
         connections.all_closed().await;
         app.tasks.ended().await;
         app.transcripts.finish(&app.tenure).await;
     };
-    if tokio::time::timeout(time, finish).await.is_err() {
-        tracing::warn!(limit = "drain_timeout", "some work was not finished in time; what was acknowledged is safe");
+    if tokio::time::timeout(drain_timeout, finish).await.is_err() {
+        tracing::warn!(
+            limit = "drain_timeout",
+            "drain_timeout exceeded: stopping with work in progress; acknowledged writes are durable"
+        );
     }
 }
 
@@ -132,10 +135,10 @@ impl Acceptor {
     fn serve(&self, stream: TcpStream, address: IpAddr) {
         match self.connections.admit(address) {
             Ok(admitted) => self.serve_admitted(stream, admitted),
-            Err(full) => {
+            Err(limit_reached) => {
                 metrics::connection_refused();
                 if let Ok(permit) = self.refusals.clone().try_acquire_owned() {
-                    tokio::spawn(refuse(stream, full, permit));
+                    tokio::spawn(refuse(stream, limit_reached, permit));
                 }
             }
         }
@@ -232,8 +235,8 @@ async fn serve_connection<S>(
     let _counted = metrics::ConnectionGuard::opened();
     let mut connection = pin!(connection);
     let close = tokio::select! {
-        ended = connection.as_mut() => {
-            if let Err(error) = ended {
+        result = connection.as_mut() => {
+            if let Err(error) = result {
                 tracing::debug!(%error, "a connection ended with an error");
             }
             return;
@@ -247,23 +250,23 @@ async fn serve_connection<S>(
         return;
     }
     connection.as_mut().graceful_shutdown();
-    let ended = match close {
+    let result = match close {
         Some(close) => {
             metrics::connection_closed(close.reason());
-            tracing::debug!(?close, "a connection is closed");
+            tracing::debug!(?close, "closing a connection");
             tokio::time::timeout(CLOSE_TIME, connection).await.unwrap_or(Ok(()))
         }
         None => connection.await,
     };
-    if let Err(error) = ended {
+    if let Err(error) = result {
         tracing::debug!(%error, "a connection ended with an error");
     }
 }
 
 /// Rejects a connection with a 503 response that names the exceeded limit. Takes at most one second.
-async fn refuse(mut stream: TcpStream, full: ConnectionLimitReached, _permit: OwnedSemaphorePermit) {
-    let ConnectionLimitReached { limit, max } = full;
-    let message = format!("over the limit `{limit}` of {max}; try again in a moment");
+async fn refuse(mut stream: TcpStream, limit_reached: ConnectionLimitReached, _permit: OwnedSemaphorePermit) {
+    let ConnectionLimitReached { limit, max } = limit_reached;
+    let message = format!("connection limit `{limit}` ({max}) reached; retry later");
     let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_connections", message).with_param(limit);
     let body = serde_json::to_string(&error.body()).unwrap_or_default();
     let head = format!(

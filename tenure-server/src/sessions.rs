@@ -47,7 +47,7 @@ pub struct RewindRequest {
 
 /// Returns a handle whose writes are conditional: they are rejected if the session's log does not end at
 /// `expected` (D-099). `None` means unconditional.
-fn expecting(tenure: &Tenure, expected: Option<Seq>) -> Tenure {
+fn if_match(tenure: &Tenure, expected: Option<Seq>) -> Tenure {
     expected.map_or_else(|| tenure.clone(), |seq| tenure.expecting(seq))
 }
 
@@ -55,38 +55,38 @@ fn expecting(tenure: &Tenure, expected: Option<Seq>) -> Tenure {
 /// session existed; if not, nothing else is done.
 pub async fn delete(
     app: &App,
-    who: &Principal,
+    principal: &Principal,
     id: &SessionId,
     deletion: DeletionMode,
     expected: Option<Seq>,
 ) -> tenure::Result<bool> {
-    let tenure = expecting(&app.tenure, expected);
+    let tenure = if_match(&app.tenure, expected);
     let head = match app.workspaces {
-        Some(_) => app.tenure.head(who, id).await.ok(),
+        Some(_) => app.tenure.head(principal, id).await.ok(),
         None => None,
     };
     let delete = async {
         match deletion {
-            DeletionMode::Purge => tenure.purge(who, id).await,
-            DeletionMode::Restorable => tenure.delete(who, id).await,
+            DeletionMode::Purge => tenure.purge(principal, id).await,
+            DeletionMode::Restorable => tenure.delete(principal, id).await,
         }
     };
-    let deleted = app.transcripts.take_away(&app.tenure, who, id, delete).await?;
+    let deleted = app.transcripts.take_away(&app.tenure, principal, id, delete).await?;
     if deleted {
         if let Some(head) = head {
             commit_workspace(app, &head).await;
         }
-        app.tools.end(&SessionKey { tenant: who.tenant.clone(), session: id.clone() }).await;
+        app.tools.end(&SessionKey { tenant: principal.tenant.clone(), session: id.clone() }).await;
     }
     Ok(deleted)
 }
 
 /// Erases all data of a user: sessions and transcripts. Afterwards their workspaces are committed and their
 /// tools are ended, as for every session that is deleted.
-pub async fn erase_user(app: &App, who: &Principal, user: &User) -> tenure::Result<ErasureReceipt> {
-    let heads = sessions_of(app, who, user).await?;
-    let receipt = app.tenure.erase(who, user).await?;
-    app.transcripts.erase(&who.tenant, user).await?;
+pub async fn erase_user(app: &App, principal: &Principal, user: &User) -> tenure::Result<ErasureReceipt> {
+    let heads = sessions_of(app, principal, user).await?;
+    let receipt = app.tenure.erase(principal, user).await?;
+    app.transcripts.erase(&principal.tenant, user).await?;
     for head in &heads {
         // Workspaces of expired and deleted sessions were committed when those sessions ended.
         if head.status.is_live() {
@@ -98,8 +98,8 @@ pub async fn erase_user(app: &App, who: &Principal, user: &User) -> tenure::Resu
 }
 
 /// Lists the heads of all sessions of a user, including expired and deleted ones.
-async fn sessions_of(app: &App, who: &Principal, user: &User) -> tenure::Result<Vec<Head>> {
-    let mut query = SessionQuery::new(OwnerFilter::User(who.tenant.clone(), user.clone()), PAGE);
+async fn sessions_of(app: &App, principal: &Principal, user: &User) -> tenure::Result<Vec<Head>> {
+    let mut query = SessionQuery::new(OwnerFilter::User(principal.tenant.clone(), user.clone()), PAGE);
     query.status = vec![Status::Active, Status::Paused, Status::Expired, Status::Deleted];
     let mut all = Vec::new();
     loop {
@@ -117,16 +117,20 @@ async fn sessions_of(app: &App, who: &Principal, user: &User) -> tenure::Result<
 /// nothing is lost.
 async fn commit_workspace(app: &App, head: &Head) {
     if let Some(workspaces) = &app.workspaces
-        && let Err(why) = workspaces.keep(head, head.seq, "the session was deleted").await
+        && let Err(error) = workspaces.keep(head, head.seq, "the session was deleted").await
     {
-        tracing::warn!(session_id = %head.info.session_id, %why, "the workspace of a deleted session could not be committed");
+        tracing::warn!(session_id = %head.info.session_id, %error, "could not commit the workspace of a deleted session; its files are unchanged");
     }
 }
 
 /// Validates the workspace that new session metadata names. Succeeds if workspaces are disabled.
-pub async fn check_workspace(app: &App, who: &Principal, metadata: &Map<String, Value>) -> Result<(), WorkspaceError> {
+pub async fn check_workspace(
+    app: &App,
+    principal: &Principal,
+    metadata: &Map<String, Value>,
+) -> Result<(), WorkspaceError> {
     match &app.workspaces {
-        Some(workspaces) => workspaces.check(&who.tenant, metadata).await,
+        Some(workspaces) => workspaces.check(&principal.tenant, metadata).await,
         None => Ok(()),
     }
 }
@@ -136,46 +140,51 @@ pub async fn check_workspace(app: &App, who: &Principal, metadata: &Map<String, 
 /// files fails afterwards, an error is returned and the session stays rewound.
 pub async fn rewind(
     app: &App,
-    who: &Principal,
+    principal: &Principal,
     id: &SessionId,
     request: RewindRequest,
 ) -> Result<(RewindResult, Option<RestoredWorkspace>), SessionError> {
     let RewindRequest { to, expected, workspace } = request;
-    let plan = if workspace { Some(find_commit(app, who, id, &to).await?) } else { None };
-    let done = expecting(&app.tenure, expected).rewind(who, id, to).await?;
+    let plan = if workspace { Some(find_commit(app, principal, id, &to).await?) } else { None };
+    let rewound = if_match(&app.tenure, expected).rewind(principal, id, to).await?;
     let restored = match plan {
-        Some(plan) => Some(plan.restore(done.seq).await?),
+        Some(plan) => Some(plan.restore(rewound.seq).await?),
         None => None,
     };
-    Ok((done, restored))
+    Ok((rewound, restored))
 }
 
-async fn find_commit(app: &App, who: &Principal, id: &SessionId, to: &Point) -> Result<RestorePlan, SessionError> {
+async fn find_commit(
+    app: &App,
+    principal: &Principal,
+    id: &SessionId,
+    to: &Point,
+) -> Result<RestorePlan, SessionError> {
     let workspaces = app.workspaces.as_ref().ok_or(WorkspaceError::Disabled)?;
-    let (head, place) = app.tenure.view(who, id, |s| (s.head().clone(), s.locate(to))).await?;
-    let Some(point) = place else {
+    let (head, resolved) = app.tenure.view(principal, id, |s| (s.head().clone(), s.locate(to))).await?;
+    let Some(point) = resolved else {
         return Err(Error::NoSuchPoint { session_id: id.clone(), what: to.to_string() }.into());
     };
     Ok(workspaces.find(head, point.seq, to.to_string()).await?)
 }
 
 /// The model configured for an assistant. `None` means that the assistant does not exist or names no model.
-pub async fn assistant_model(app: &App, who: &Principal, assistant: &str) -> tenure::Result<Option<String>> {
-    Ok(app.tenure.assistant(who, assistant).await?.and_then(|a| a.model.clone()))
+pub async fn assistant_model(app: &App, principal: &Principal, assistant: &str) -> tenure::Result<Option<String>> {
+    Ok(app.tenure.assistant(principal, assistant).await?.and_then(|a| a.model.clone()))
 }
 
 /// The model names associated with a session, in order of preference: its assistant's, then the one it used
 /// last. They need not be configured any more.
-pub async fn preferred_models(app: &App, who: &Principal, head: &Head) -> tenure::Result<Vec<String>> {
+pub async fn preferred_models(app: &App, principal: &Principal, head: &Head) -> tenure::Result<Vec<String>> {
     let assistant = match &head.assistant {
-        Some(name) => assistant_model(app, who, name).await?,
+        Some(name) => assistant_model(app, principal, name).await?,
         None => None,
     };
     Ok(assistant.into_iter().chain(head.info.model.clone()).collect())
 }
 
 /// The most preferred model of a session that is still configured.
-pub async fn available_model(app: &App, who: &Principal, head: &Head) -> tenure::Result<Option<String>> {
-    let names = preferred_models(app, who, head).await?;
+pub async fn available_model(app: &App, principal: &Principal, head: &Head) -> tenure::Result<Option<String>> {
+    let names = preferred_models(app, principal, head).await?;
     Ok(names.into_iter().find(|name| app.models.get(name).is_some()))
 }

@@ -16,8 +16,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 pub fn interrupted() -> impl Future<Output = ()> + Send + use<> {
     let signals = [SignalKind::interrupt(), SignalKind::terminate()].map(signal);
     async move {
-        let [interrupt, terminate] = signals.map(|caught| async {
-            match caught {
+        let [interrupt, terminate] = signals.map(|registered| async {
+            match registered {
                 Ok(mut signal) => drop(signal.recv().await),
                 Err(_) => std::future::pending().await,
             }
@@ -33,7 +33,7 @@ pub fn interrupted() -> impl Future<Output = ()> + Send + use<> {
 /// of terminating the process. Child processes get the default action again.
 pub fn ignore_file_size_limit() {
     if let Err(error) = signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw())) {
-        tracing::warn!(%error, "SIGXFSZ can not be handled: a write over the file size limit ends the process");
+        tracing::warn!(%error, "could not install the SIGXFSZ handler: a write over the file size limit will terminate the process");
     }
 }
 
@@ -57,39 +57,39 @@ pub async fn reload(
             Err(error) => {
                 tracing::error!(
                     error = format!("{error:#}"),
-                    "SIGHUP: the configuration is not valid; nothing was changed"
+                    "SIGHUP: the configuration is invalid; no setting was changed"
                 );
             }
             Ok(new) => {
                 let reloaded = if new.telemetry.log == config.telemetry.log { "nothing" } else { "telemetry.log" };
                 config.telemetry.log.clone_from(&new.telemetry.log);
-                let restart = changed(&config, &new).join(", ");
+                let restart = changed_settings(&config, &new).join(", ");
                 let restart = if restart.is_empty() { "nothing" } else { &restart };
-                tracing::info!(reloaded, needs_restart = restart, "SIGHUP: the configuration was read again");
+                tracing::info!(reloaded, needs_restart = restart, "SIGHUP: configuration reloaded");
             }
         }
     }
 }
 
 /// The dotted names of the settings that differ.
-fn changed(old: &Config, new: &Config) -> Vec<String> {
+fn changed_settings(old: &Config, new: &Config) -> Vec<String> {
     let tree = |config: &Config| serde_json::to_value(config).unwrap_or_default();
     let mut names = Vec::new();
     differences("", &tree(old), &tree(new), &mut names);
     names
 }
 
-fn differences(at: &str, old: &Value, new: &Value, names: &mut Vec<String>) {
+fn differences(prefix: &str, old: &Value, new: &Value, names: &mut Vec<String>) {
     match (old, new) {
         (Value::Object(old), Value::Object(new)) => {
             let all: std::collections::BTreeSet<&String> = old.keys().chain(new.keys()).collect();
             for name in all {
-                let path = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
+                let path = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
                 let part = |fields: &serde_json::Map<String, Value>| fields.get(name).cloned().unwrap_or_default();
                 differences(&path, &part(old), &part(new), names);
             }
         }
-        (old, new) if old != new => names.push(at.to_owned()),
+        (old, new) if old != new => names.push(prefix.to_owned()),
         _ => {}
     }
 }
@@ -99,11 +99,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_changed_is_named() {
+    fn changed_settings_are_listed_by_name() {
         let old = Config::parse("limits: {max_page: 7}\nlisten: 127.0.0.1:1").unwrap();
         let new =
             Config::parse("limits: {max_page: 8}\nlisten: 127.0.0.1:1\nmodels: [{name: a, base_url: 'http://x/v1'}]");
-        assert_eq!(changed(&old, &new.unwrap()), ["limits.max_page", "models"]);
-        assert!(changed(&old, &old).is_empty());
+        assert_eq!(changed_settings(&old, &new.unwrap()), ["limits.max_page", "models"]);
+        assert!(changed_settings(&old, &old).is_empty());
     }
 }

@@ -28,9 +28,9 @@ use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::{Mutex, MutexGuard};
 
 /// Interval at which all files are compared with their sessions again after a failure.
-const AGAIN: Duration = Duration::from_secs(5);
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Maximum number of cached write positions. A file without one is rewritten completely when its session changes.
-const MAX_KNOWN: usize = 10_000;
+const MAX_CACHED: usize = 10_000;
 
 /// Writes and removes transcripts. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -39,7 +39,7 @@ pub struct TranscriptWriter {
     live: bool,
     /// Cached write position of each file. Holding the lock gives the exclusive right to read a session in order to
     /// write its file, or to remove a file, so a removed file cannot be written again from a stale read.
-    known: Arc<Mutex<HashMap<SessionKey, WrittenTranscript>>>,
+    cached: Arc<Mutex<HashMap<SessionKey, WrittenTranscript>>>,
     /// The change subscription, handed over from `follow` to `finish`.
     changes: Arc<Mutex<Option<Receiver<SessionKey>>>>,
 }
@@ -59,8 +59,8 @@ impl TranscriptWriter {
     /// Creates a writer from the configuration. Without `transcripts.dir` it does nothing.
     pub fn new(config: &Config) -> Self {
         let dir = Some(&config.transcripts.dir).filter(|d| !d.is_empty()).map(PathBuf::from);
-        let (known, changes) = Default::default();
-        Self { dir, live: config.transcripts.live, known, changes }
+        let (cached, changes) = Default::default();
+        Self { dir, live: config.transcripts.live, cached, changes }
     }
 
     /// Creates the directory and a probe file in it, so that a configuration error is reported at startup and not
@@ -73,7 +73,7 @@ impl TranscriptWriter {
                 .and_then(|()| fs::write(&probe, ""))
                 .and_then(|()| fs::remove_file(&probe))
         };
-        make().with_context(|| format!("transcripts.dir: can not write to {}", dir.display()))
+        make().with_context(|| format!("transcripts.dir: cannot write to {}", dir.display()))
     }
 
     /// Registers hooks that write the file of each session before the session ends, and rename it when the session
@@ -83,10 +83,14 @@ impl TranscriptWriter {
             return;
         }
         // Captures the store, not `Tenure` itself: that would be a reference cycle.
-        let (this, store, redaction) = (self.clone(), tenure.store().clone(), tenure.redaction().clone());
+        let this = self.clone();
+        let store = tenure.store().clone();
+        let redaction = tenure.redaction().clone();
         tenure.on_expire(move |session, _| {
-            let (this, store, redaction) = (this.clone(), store.clone(), redaction.clone());
-            async move { this.keep(&*store, redaction, session).await.map_err(|e| e.to_string()) }
+            let this = this.clone();
+            let store = store.clone();
+            let redaction = redaction.clone();
+            async move { this.write_final(&*store, redaction, session).await.map_err(|e| e.to_string()) }
         });
         let this = self.clone();
         tenure.on_archive(move |old, new| {
@@ -99,9 +103,10 @@ impl TranscriptWriter {
     /// own file.
     async fn rename(&self, old: &Head, new: &Head) -> tenure::Result<()> {
         let Some(dir) = &self.dir else { return Ok(()) };
-        let mut known = self.known.lock().await;
-        known.remove(&old.key());
-        let (from, to) = (file(dir, old), file(dir, new));
+        let mut cached = self.cached.lock().await;
+        cached.remove(&old.key());
+        let from = file(dir, old);
+        let to = file(dir, new);
         blocking(move || match fs::rename(&from, &to) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
                 Err(Error::unavailable(format!("{}: {e}", from.display())))
@@ -111,20 +116,20 @@ impl TranscriptWriter {
         .await
     }
 
-    async fn keep(&self, store: &dyn Store, redaction: Redaction, session: Arc<Session>) -> tenure::Result<()> {
+    async fn write_final(&self, store: &dyn Store, redaction: Redaction, session: Arc<Session>) -> tenure::Result<()> {
         let Some(dir) = &self.dir else { return Ok(()) };
         let key = session.head().key();
-        let mut known = self.known.lock().await;
+        let mut cached = self.cached.lock().await;
         // The session was read before the lock was acquired: it may be deleted by now.
         match store.head(&key).await? {
             Some(head) if head.status.is_live() && head.info.created_at == session.info.created_at => {}
             _ => return Ok(()),
         }
-        known.remove(&key);
+        cached.remove(&key);
         let path = file(dir, session.head());
         blocking(move || {
-            let said: Vec<_> = session.messages.iter().map(|m| &m.message).collect();
-            write(&path, &redacted(&redaction, said), session.info.updated_at).map(drop)
+            let messages: Vec<_> = session.messages.iter().map(|m| &m.message).collect();
+            write(&path, &redacted(&redaction, messages), session.info.updated_at).map(drop)
         })
         .await
     }
@@ -137,18 +142,19 @@ impl TranscriptWriter {
         }
         let mut changes = tenure.changes();
         // True at startup, for what an earlier process did not finish, and after a failure.
-        let (mut behind, mut again) = (true, tokio::time::interval(AGAIN));
+        let mut behind = true;
+        let mut retry = tokio::time::interval(RETRY_INTERVAL);
         loop {
             let mut keys = HashSet::new();
             tokio::select! {
-                heard = changes.recv() => match heard {
+                event = changes.recv() => match event {
                     Ok(key) => drop(keys.insert(key)),
                     Err(RecvError::Lagged(_)) => behind = true,
                     Err(RecvError::Closed) => return,
                 },
-                _ = again.tick(), if behind => {
+                _ = retry.tick(), if behind => {
                     tokio::select! {
-                        mended = self.catch_up(tenure) => behind = !mended,
+                        caught_up = self.write_stale(tenure) => behind = !caught_up,
                         () = tasks.stopping() => break,
                     }
                 }
@@ -174,92 +180,96 @@ impl TranscriptWriter {
         changes: &mut Receiver<SessionKey>,
         mut keys: HashSet<SessionKey>,
     ) -> bool {
-        let mut well = true;
+        let mut complete = true;
         loop {
             match changes.try_recv() {
                 Ok(key) => drop(keys.insert(key)),
-                Err(TryRecvError::Lagged(_)) => well = false,
+                Err(TryRecvError::Lagged(_)) => complete = false,
                 Err(TryRecvError::Empty | TryRecvError::Closed) => break,
             }
         }
         for key in keys {
-            well &= self.bring_up(tenure, &key).await;
+            complete &= self.update(tenure, &key).await;
         }
-        well
+        complete
     }
 
     /// Writes every live session whose file is stale. Returns true if everything succeeded.
-    async fn catch_up(&self, tenure: &Tenure) -> bool {
+    async fn write_stale(&self, tenure: &Tenure) -> bool {
         let Some(dir) = &self.dir else { return true };
         let mut query = SessionQuery::new(OwnerFilter::Everyone, 100);
         query.status = vec![Status::Active, Status::Paused];
-        let mut well = true;
+        let mut complete = true;
         loop {
             let heads = match tenure.store().heads(&query).await {
                 Ok(heads) => heads,
                 Err(e) => {
-                    tracing::warn!(error = %e, "transcripts can not be compared with their sessions; it is tried again");
+                    tracing::warn!(error = %e, "could not compare transcripts with their sessions; retrying");
                     return false;
                 }
             };
             for head in &heads {
                 if is_behind(&file(dir, head), head) {
-                    well &= self.bring_up(tenure, &head.key()).await;
+                    complete &= self.update(tenure, &head.key()).await;
                 }
             }
             match heads.last() {
                 Some(last) if heads.len() == query.limit => query.cursor = Some(SessionCursor::of(last)),
-                _ => return well,
+                _ => return complete,
             }
         }
     }
 
     /// Brings one file up to date with its session. Returns true on success.
-    async fn bring_up(&self, tenure: &Tenure, key: &SessionKey) -> bool {
-        match self.write_new(tenure, key).await {
+    async fn update(&self, tenure: &Tenure, key: &SessionKey) -> bool {
+        match self.write_changes(tenure, key).await {
             // The session ended meanwhile. The operation that ended it decides about the file.
             Ok(()) | Err(Error::NotFound { .. } | Error::Gone { .. }) => true,
             Err(e) => {
-                tracing::warn!(session_id = %key.session, error = %e, "a transcript could not be written; it is tried again");
+                tracing::warn!(session_id = %key.session, error = %e, "could not write a transcript; retrying");
                 false
             }
         }
     }
 
-    async fn write_new(&self, tenure: &Tenure, key: &SessionKey) -> tenure::Result<()> {
+    async fn write_changes(&self, tenure: &Tenure, key: &SessionKey) -> tenure::Result<()> {
         let Some(dir) = &self.dir else { return Ok(()) };
-        let mut known = self.known.lock().await;
+        let mut cached = self.cached.lock().await;
         let Some(head) = tenure.store().head(key).await? else { return Ok(()) };
-        let who =
+        let principal =
             Principal { tenant: head.tenant.clone(), user: head.user.clone(), reach: AccessScope::Own, quota: None };
         let path = file(dir, &head);
         // The cached position is removed first: it must not be used again if the write fails halfway.
-        let before = known.remove(key).filter(|w| {
+        let previous = cached.remove(key).filter(|w| {
             let same = w.created_at == head.info.created_at && w.messages <= head.mark.messages && w.messages > 0;
             same && fs::metadata(&path).is_ok_and(|m| m.len() == w.bytes)
         });
-        if let Some(before) = before {
-            let new = head.mark.messages - before.messages;
-            let (head, said) = tenure.last_messages(&who, &key.session, new + 1).await?;
-            if said.first().is_some_and(|s| s.seq == before.last) && head.mark.messages == before.messages + new {
-                let last = said.last().map_or(before.last, |s| s.seq);
-                let (said, at) = (said.into_iter().skip(1).map(|s| s.message).collect(), head.info.updated_at);
-                let (messages, redaction) = (head.mark.messages, tenure.redaction().clone());
-                let bytes = blocking(move || append(&path, &redacted(&redaction, said), at)).await?;
-                note(&mut known, key, WrittenTranscript { messages, last, bytes, ..before });
+        if let Some(previous) = previous {
+            let new = head.mark.messages - previous.messages;
+            let (head, stored) = tenure.last_messages(&principal, &key.session, new + 1).await?;
+            if stored.first().is_some_and(|s| s.seq == previous.last) && head.mark.messages == previous.messages + new {
+                let last = stored.last().map_or(previous.last, |s| s.seq);
+                let stored = stored.into_iter().skip(1).map(|s| s.message).collect();
+                let at = head.info.updated_at;
+                let messages = head.mark.messages;
+                let redaction = tenure.redaction().clone();
+                let bytes = blocking(move || append(&path, &redacted(&redaction, stored), at)).await?;
+                insert_cached(&mut cached, key, WrittenTranscript { messages, last, bytes, ..previous });
                 return Ok(());
             }
         }
-        let (head, said) = tenure.last_messages(&who, &key.session, usize::MAX).await?;
-        let (created_at, at, messages) = (head.info.created_at, head.info.updated_at, said.len());
-        let last = said.last().map_or(0, |s| s.seq);
-        if said.is_empty() && !path.exists() {
+        let (head, stored) = tenure.last_messages(&principal, &key.session, usize::MAX).await?;
+        let created_at = head.info.created_at;
+        let at = head.info.updated_at;
+        let messages = stored.len();
+        let last = stored.last().map_or(0, |s| s.seq);
+        if stored.is_empty() && !path.exists() {
             return Ok(());
         }
         let redaction = tenure.redaction().clone();
-        let whole = move || write(&path, &redacted(&redaction, said.into_iter().map(|s| s.message).collect()), at);
-        let bytes = blocking(whole).await?;
-        note(&mut known, key, WrittenTranscript { created_at, messages, last, bytes });
+        let rewrite = move || write(&path, &redacted(&redaction, stored.into_iter().map(|s| s.message).collect()), at);
+        let bytes = blocking(rewrite).await?;
+        insert_cached(&mut cached, key, WrittenTranscript { created_at, messages, last, bytes });
         Ok(())
     }
 
@@ -267,53 +277,53 @@ impl TranscriptWriter {
     pub async fn take_away(
         &self,
         tenure: &Tenure,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
         delete: impl Future<Output = tenure::Result<bool>>,
     ) -> tenure::Result<bool> {
         let Some(dir) = &self.dir else { return delete.await };
-        let mut known = self.known.lock().await;
-        let path = match tenure.head(who, id).await {
+        let mut cached = self.cached.lock().await;
+        let path = match tenure.head(principal, id).await {
             Ok(head) => file(dir, &head),
             Err(Error::NotFound { .. }) => return delete.await,
             Err(e) => return Err(e),
         };
         let deleted = delete.await?;
-        known.remove(&who.key(id));
-        blocking(move || remove(&path).map_err(|e| left_behind(&path, e))).await.map(|()| deleted)
+        cached.remove(&principal.key(id));
+        blocking(move || remove(&path).map_err(|e| removal_failed(&path, e))).await.map(|()| deleted)
     }
 
     /// Removes all files of a user, including those of sessions that ended long ago.
     pub async fn erase(&self, tenant: &Tenant, user: &User) -> tenure::Result<()> {
         let Some(dir) = &self.dir else { return Ok(()) };
-        let _known = self.known.lock().await;
-        let theirs = directory(dir, tenant, user);
-        blocking(move || match fs::remove_dir_all(&theirs) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(left_behind(&theirs, e)),
+        let _cached = self.cached.lock().await;
+        let user_dir = directory(dir, tenant, user);
+        blocking(move || match fs::remove_dir_all(&user_dir) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(removal_failed(&user_dir, e)),
             _ => Ok(()),
         })
         .await
     }
 }
 
-fn note(
-    known: &mut MutexGuard<'_, HashMap<SessionKey, WrittenTranscript>>,
+fn insert_cached(
+    cached: &mut MutexGuard<'_, HashMap<SessionKey, WrittenTranscript>>,
     key: &SessionKey,
     written: WrittenTranscript,
 ) {
-    if known.len() >= MAX_KNOWN {
-        known.clear();
+    if cached.len() >= MAX_CACHED {
+        cached.clear();
     }
-    known.insert(key.clone(), written);
+    cached.insert(key.clone(), written);
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> tenure::Result<T> + Send + 'static) -> tenure::Result<T> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(Error::unavailable(e)))
 }
 
-fn left_behind(path: &Path, e: io::Error) -> Error {
-    tracing::error!(path = %path.display(), error = %e, "a transcript could not be removed; remove it by hand");
-    Error::unavailable("it is gone from the store, but a transcript could not be removed; the log says which")
+fn removal_failed(path: &Path, e: io::Error) -> Error {
+    tracing::error!(path = %path.display(), error = %e, "could not remove a transcript; remove it manually");
+    Error::unavailable("deleted from the store, but a transcript could not be removed; the server log has its path")
 }
 
 fn redacted(redaction: &Redaction, messages: Vec<impl Borrow<Message>>) -> Vec<Message> {
@@ -322,8 +332,8 @@ fn redacted(redaction: &Redaction, messages: Vec<impl Borrow<Message>>) -> Vec<M
 
 /// Writes a complete file and returns its length in bytes.
 fn write(path: &Path, messages: &[Message], at: Timestamp) -> tenure::Result<u64> {
-    let made = path.parent().map_or(Ok(()), private_files::create_dir_all);
-    made.map_err(|e| Error::unavailable(format!("{}: {e}", path.display())))?;
+    let created = path.parent().map_or(Ok(()), private_files::create_dir_all);
+    created.map_err(|e| Error::unavailable(format!("{}: {e}", path.display())))?;
     JsonlTranscript::write(path, messages)?;
     stamp(path, at)
 }
@@ -359,21 +369,21 @@ fn is_behind(path: &Path, head: &Head) -> bool {
 
 /// Removes a file and the temporary files that a crash left while it was being replaced.
 fn remove(path: &Path) -> io::Result<()> {
-    let gone = |done: io::Result<()>| match done {
+    let ignore_missing = |result: io::Result<()>| match result {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => Ok(()),
     };
-    gone(fs::remove_file(path))?;
+    ignore_missing(fs::remove_file(path))?;
     let (Some(dir), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str())) else { return Ok(()) };
-    let Ok(beside) = fs::read_dir(dir) else { return Ok(()) };
-    for other in beside.flatten() {
-        let part = other
+    let Ok(entries) = fs::read_dir(dir) else { return Ok(()) };
+    for entry in entries.flatten() {
+        let is_part = entry
             .file_name()
             .to_str()
             .and_then(|n| n.strip_prefix(name))
             .is_some_and(|rest| rest.starts_with('.') && rest.ends_with(".part"));
-        if part {
-            gone(fs::remove_file(other.path()))?;
+        if is_part {
+            ignore_missing(fs::remove_file(entry.path()))?;
         }
     }
     Ok(())
@@ -392,21 +402,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_can_not_be_written_to_is_told_at_once() {
+    fn an_unwritable_directory_is_reported_at_startup() {
         let config = Config::parse("transcripts: {dir: /dev/null/x}").unwrap();
         let error = format!("{:#}", TranscriptWriter::new(&config).check().unwrap_err());
         assert!(error.contains("transcripts.dir") && error.contains("/dev/null/x"), "{error}");
     }
 
     #[test]
-    fn only_the_parts_of_a_file_go_with_it() {
+    fn only_the_parts_of_a_file_are_removed_with_it() {
         let dir = tempfile::tempdir().unwrap();
         let names = ["a.jsonl", "a.jsonl.1f.part", "a.jsonl.b.jsonl", "a.jsonl.b.part.jsonl", "ab.jsonl"];
         names.iter().for_each(|n| fs::write(dir.path().join(n), "").unwrap());
         remove(&dir.path().join("a.jsonl")).unwrap();
-        let mut left: Vec<_> =
+        let mut remaining: Vec<_> =
             fs::read_dir(dir.path()).unwrap().map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
-        left.sort();
-        assert_eq!(left, names[2..]);
+        remaining.sort();
+        assert_eq!(remaining, names[2..]);
     }
 }

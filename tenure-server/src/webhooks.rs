@@ -14,10 +14,10 @@ use tenure::{EndReason, Export, Session, Tenant, Tenure, User};
 /// expires or is evicted; a failed one is retried.
 pub fn install(tenure: &Tenure, config: &OnExpire) -> anyhow::Result<()> {
     for (i, hook) in config.webhooks.iter().enumerate() {
-        let receiver = Arc::new(Webhook::new(hook).with_context(|| format!("on_expire.webhooks[{i}]"))?);
-        tenure.on_expire(move |session, why| {
-            let receiver = receiver.clone();
-            async move { receiver.tell(&session, why).await }
+        let webhook = Arc::new(Webhook::new(hook).with_context(|| format!("on_expire.webhooks[{i}]"))?);
+        tenure.on_expire(move |session, reason| {
+            let webhook = webhook.clone();
+            async move { webhook.notify_session_ended(&session, reason).await }
         });
     }
     Ok(())
@@ -31,8 +31,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// Returns the webhooks that are notified when a run ends (`runs.webhooks`).
 pub fn run_hooks(config: &RunsConfig) -> anyhow::Result<Vec<Arc<Webhook>>> {
     let hooks = config.webhooks.iter().enumerate();
-    let made = hooks.map(|(i, hook)| Webhook::new(hook).with_context(|| format!("runs.webhooks[{i}]")).map(Arc::new));
-    made.collect()
+    let webhooks =
+        hooks.map(|(i, hook)| Webhook::new(hook).with_context(|| format!("runs.webhooks[{i}]")).map(Arc::new));
+    webhooks.collect()
 }
 
 /// A webhook: a URL that receives notifications by POST.
@@ -48,14 +49,14 @@ impl Webhook {
     fn new(hook: &config::WebhookConfig) -> anyhow::Result<Self> {
         let url = http_url("url", &hook.url)?;
         let key = hook.secret()?.map(|secret| *blake3::hash(secret.as_bytes()).as_bytes());
-        let timeout = hook.timeout.duration().context("timeout: it must end some time")?;
+        let timeout = hook.timeout.duration().context("timeout: must be finite")?;
         let client =
             crate::http_client::client().timeout(timeout).redirect(reqwest::redirect::Policy::none()).build()?;
         Ok(Self { client, url, key })
     }
 
-    async fn tell(&self, session: &Session, why: EndReason) -> Result<(), String> {
-        self.send(session_ended(session, why).map_err(|e| e.to_string())?).await
+    async fn notify_session_ended(&self, session: &Session, reason: EndReason) -> Result<(), String> {
+        self.send(session_ended(session, reason).map_err(|e| e.to_string())?).await
     }
 
     /// Delivers a body, with at most `TRIES` attempts and exponential backoff. A final failure is only logged.
@@ -64,13 +65,13 @@ impl Webhook {
         for _ in 1..TRIES {
             match self.send(body.clone()).await {
                 Ok(()) => return,
-                Err(why) => tracing::warn!(why, "a web hook is tried again"),
+                Err(reason) => tracing::warn!(reason, "webhook delivery failed; retrying"),
             }
             tokio::time::sleep(pause).await;
             pause *= 2;
         }
-        if let Err(why) = self.send(body).await {
-            tracing::error!(why, "a web hook is given up");
+        if let Err(reason) = self.send(body).await {
+            tracing::error!(reason, "webhook delivery failed; no attempts left");
         }
     }
 
@@ -84,11 +85,9 @@ impl Webhook {
         let host = self.url.host_str().unwrap_or_default();
         match request.body(body).send().await {
             Ok(response) if response.status().is_success() => Ok(()),
-            Ok(response) => Err(format!("the web hook at {host} answered {}", response.status().as_u16())),
-            Err(e) if e.is_timeout() => Err(format!("the web hook at {host} did not answer in time")),
-            Err(e) => {
-                Err(format!("the web hook at {host} can not be reached: {}", crate::http_client::error_chain(&e)))
-            }
+            Ok(response) => Err(format!("the webhook at {host} responded with status {}", response.status().as_u16())),
+            Err(e) if e.is_timeout() => Err(format!("the webhook at {host} timed out")),
+            Err(e) => Err(format!("could not reach the webhook at {host}: {}", crate::http_client::error_chain(&e))),
         }
     }
 }
@@ -104,14 +103,16 @@ struct SessionEndedEvent<'a> {
     session: Export,
 }
 
-fn session_ended(session: &Session, why: EndReason) -> serde_json::Result<String> {
-    let event = match why {
+fn session_ended(session: &Session, reason: EndReason) -> serde_json::Result<String> {
+    let event = match reason {
         EndReason::Expired => "session.expired",
         EndReason::Evicted => "session.evicted",
     };
-    let (id, at) = (delivery_id(session, event), clock::now());
+    let id = delivery_id(session, event);
+    let at = clock::now();
     // Serialized directly to text, so that messages are sent byte for byte.
-    let (tenant, user) = (&session.tenant, &session.user);
+    let tenant = &session.tenant;
+    let user = &session.user;
     serde_json::to_string(&SessionEndedEvent { event, id, at, tenant, user, session: Export::from(session.clone()) })
 }
 

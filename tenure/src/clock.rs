@@ -18,7 +18,7 @@ pub enum Clock {
 #[derive(Clone, Copy, Debug)]
 pub struct ClockOrigin {
     wall: Timestamp,
-    steady: Instant,
+    monotonic: Instant,
 }
 
 /// A clock that advances only when [`Clock::advance`] or [`Clock::jump`] is called.
@@ -30,7 +30,7 @@ pub struct ManualClock {
 
 impl Default for Clock {
     fn default() -> Self {
-        Clock::System(ClockOrigin { wall: micros(Timestamp::now()), steady: Instant::now() })
+        Clock::System(ClockOrigin { wall: micros(Timestamp::now()), monotonic: Instant::now() })
     }
 }
 
@@ -54,8 +54,8 @@ impl Clock {
     pub fn drift(&self) -> SignedDuration {
         match self {
             Clock::System(start) => {
-                let passed = SignedDuration::try_from(start.steady.elapsed()).unwrap_or(SignedDuration::MAX);
-                self.now().duration_since(start.wall) - passed
+                let elapsed = SignedDuration::try_from(start.monotonic.elapsed()).unwrap_or(SignedDuration::MAX);
+                self.now().duration_since(start.wall) - elapsed
             }
             Clock::Manual(m) => SignedDuration::from_micros(m.drift.load(Ordering::SeqCst)),
         }

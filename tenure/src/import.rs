@@ -43,18 +43,18 @@ pub fn read(text: &str, hint: Option<ImportFormat>) -> Result<Vec<Result<Importe
             return Err(Error::invalid("messages", "`messages` must be a list of messages"));
         }
         let known = FORMATS.map(ImportFormat::as_str).join(", ");
-        return Err(Error::invalid("", format!("this is no session in a form that is known ({known})")));
+        return Err(Error::invalid("", format!("the input is not a session in a supported format ({known})")));
     };
     Ok(match format {
         ImportFormat::ClaudeCode => claude_code::read(&docs),
         ImportFormat::Responses => vec![openai_responses::read(&docs)],
         // Each document is a session.
         _ if docs.iter().any(|d| d.has("messages")) => {
-            let form = |d: &Document<'_>| hint.or_else(|| detect::kind(d)).unwrap_or(format);
-            docs.iter().map(|d| tenure::read(d, form(d))).collect()
+            let format_of = |d: &Document<'_>| hint.or_else(|| detect::kind(d)).unwrap_or(format);
+            docs.iter().map(|d| tenure::read(d, format_of(d))).collect()
         }
         // Each document is a message.
-        ImportFormat::MistralRs => vec![tagged(&docs)],
+        ImportFormat::MistralRs => vec![tagged_messages(&docs)],
         _ => vec![messages(&docs)],
     })
 }
@@ -68,8 +68,13 @@ fn messages(docs: &[Document<'_>]) -> Result<ImportedSession> {
 }
 
 /// One session that consists of messages of mistral.rs only.
-fn tagged(docs: &[Document<'_>]) -> Result<ImportedSession> {
-    let (list, mut left_out) = (docs.iter().map(|d| d.raw).collect::<Vec<_>>(), Vec::new());
-    let messages = mistralrs::ListedMessages::default().messages(&list, &mut left_out)?;
-    Ok(ImportedSession { format: ImportFormat::MistralRs, export: Export { messages, ..Export::default() }, left_out })
+fn tagged_messages(docs: &[Document<'_>]) -> Result<ImportedSession> {
+    let list = docs.iter().map(|d| d.raw).collect::<Vec<_>>();
+    let mut skipped = Vec::new();
+    let messages = mistralrs::ListedMessages::default().messages(&list, &mut skipped)?;
+    Ok(ImportedSession {
+        format: ImportFormat::MistralRs,
+        export: Export { messages, ..Export::default() },
+        left_out: skipped,
+    })
 }

@@ -19,7 +19,11 @@ impl Tenure {
     pub async fn open_with(url: &str, options: Options) -> Result<Self> {
         let (store, repairs) = store::open::open(url).await?;
         for repair in &repairs {
-            tracing::warn!(place = repair.place, what = repair.what, "repaired while opening the store");
+            tracing::warn!(
+                location = repair.place,
+                repair = repair.what,
+                "damage was repaired while the store was opened"
+            );
         }
         Ok(Self::wire(store, options, repairs))
     }

@@ -100,8 +100,8 @@ impl Tenure {
     /// handle are scheduled: each principal has a bounded number of concurrent reads, waiting reads
     /// are served round robin, and a part of the store's capacity is reserved for turns. A read is
     /// rejected (`max_waiting_reads`) if too many reads of the same principal wait (D-106).
-    pub fn browsing(&self, who: &Principal) -> Self {
-        Self { engine: self.engine.browsing(who), shared: self.shared.clone() }
+    pub fn browsing(&self, principal: &Principal) -> Self {
+        Self { engine: self.engine.browsing(principal), shared: self.shared.clone() }
     }
 
     /// The repairs that were made when the store was opened, such as the truncation of a torn tail.
@@ -142,14 +142,14 @@ impl Tenure {
     }
 
     /// Reads the head of a session, whatever its status.
-    pub async fn head(&self, who: &Principal, id: &SessionId) -> Result<Head> {
-        self.engine.head(who, id).await
+    pub async fn head(&self, principal: &Principal, id: &SessionId) -> Result<Head> {
+        self.engine.head(principal, id).await
     }
 
     /// Reads the head of a session that is active or paused. An expired or deleted session is
     /// [`Error::Gone`](crate::Error::Gone).
-    pub async fn live(&self, who: &Principal, id: &SessionId) -> Result<Head> {
-        self.engine.live(who, id).await
+    pub async fn live(&self, principal: &Principal, id: &SessionId) -> Result<Head> {
+        self.engine.live(principal, id).await
     }
 
     /// The policy for the sessions of an assistant, or of no assistant. A tenant's own assistants
@@ -165,14 +165,14 @@ impl Tenure {
     }
 
     /// The stored amount of a user, or of a whole tenant.
-    pub async fn usage(&self, who: &Principal, scope: QuotaScope) -> Result<Usage> {
-        self.engine.usage(who, scope).await
+    pub async fn usage(&self, principal: &Principal, scope: QuotaScope) -> Result<Usage> {
+        self.engine.usage(principal, scope).await
     }
 
     /// Waits until a session may have changed after the record `seen`. It may also return without a
     /// change, so callers check again.
-    pub async fn changed(&self, who: &Principal, id: &SessionId, seen: Seq) -> Result<()> {
-        self.engine.changed(who, id, seen).await
+    pub async fn changed(&self, principal: &Principal, id: &SessionId, seen: Seq) -> Result<()> {
+        self.engine.changed(principal, id, seen).await
     }
 
     /// Subscribes to the keys of all sessions that this process creates or writes to from now on.
@@ -185,12 +185,12 @@ impl Tenure {
     /// Writes to a session through the engine, then notifies the observers.
     pub(crate) async fn write<R>(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
         need: Depth,
         step: impl FnMut(&CacheState, Timestamp) -> Result<PendingCommit<R>>,
     ) -> Result<R> {
-        let (reply, event) = self.engine.write(who, id, need, step).await?;
+        let (reply, event) = self.engine.write(principal, id, need, step).await?;
         if let Some(event) = event {
             self.tell_observers(&event).await;
         }

@@ -23,27 +23,27 @@ fn direct(messages: usize, stream: bool) -> Vec<u8> {
 
 /// One client in append mode: the latency compared with a direct request to the model server, and with the two
 /// durable commits that a turn needs.
-pub async fn added(report: &mut Report) {
+pub async fn added_latency(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let store = format!("sqlite:{}", dir.path().join("ours.db").display());
     let db = raw::open(&dir.path().join("raw.db"));
     raw::commit(&db, 1, 0, &(0..2750).flat_map(turn).collect::<Vec<_>>());
     let upstream = upstream();
     let server = Server::start(&store, Some(&upstream), &[]);
-    let (mut ours, mut theirs) = (Client::connect(&server.address).await, Client::connect(&upstream).await);
+    let (mut proxied, mut direct_client) = (Client::connect(&server.address).await, Client::connect(&upstream).await);
     for (name, messages) in [("s1000", 1_000), ("s10000", 10_000)] {
-        crate::messages::filled(&mut ours, name, messages).await;
+        crate::messages::filled(&mut proxied, name, messages).await;
     }
     let (question, answer) = ([Message::user(&words(210, 1))], [Message::assistant(&words(600, 7))]);
     let mut added = Vec::new();
     for (name, messages) in [("s1000", 1_000), ("s10000", 10_000)] {
         let plain = direct(messages, false);
-        ours.send(&chat(name, 0, false)).await;
+        proxied.send(&chat(name, 0, false)).await;
         let (mut through, mut alone, mut commits) = (Vec::new(), Vec::new(), Vec::new());
         for n in 1..400 {
             let request = chat(name, n, false);
-            through.push(timed(ours.send(&request)).await);
-            alone.push(timed(theirs.send(&plain)).await);
+            through.push(timed(proxied.send(&request)).await);
+            alone.push(timed(direct_client.send(&plain)).await);
             commits.push(
                 time(|| {
                     raw::commit(&db, 1, 11_000 + messages + n * 2, &question);
@@ -79,12 +79,12 @@ pub async fn first_chunk(report: &mut Report) {
     let store = format!("sqlite:{}", dir.path().join("ours.db").display());
     let upstream = upstream();
     let server = Server::start(&store, Some(&upstream), &[]);
-    let (mut ours, mut theirs) = (Client::connect(&server.address).await, Client::connect(&upstream).await);
+    let (mut proxied, mut direct_client) = (Client::connect(&server.address).await, Client::connect(&upstream).await);
     let plain = direct(40, true);
     let (mut through, mut alone) = (Vec::new(), Vec::new());
     for n in 0..60 {
-        through.push(ours.first_event(&chat("stream", n, true)).await);
-        alone.push(theirs.first_event(&plain).await);
+        through.push(proxied.first_event(&chat("stream", n, true)).await);
+        alone.push(direct_client.first_event(&plain).await);
     }
     let (through, alone) = (median(through), median(alone));
     let limit = alone.mul_f64(1.1) + Duration::from_millis(1);

@@ -13,13 +13,13 @@ const LISTERS: usize = 32;
 
 /// Creates a key for a user of a tenant. Returns the value of its `Authorization` header.
 fn key(store: &str, tenant: &str, user: &str) -> String {
-    let made = Command::new(env!("CARGO_BIN_EXE_tenure"))
+    let output = Command::new(env!("CARGO_BIN_EXE_tenure"))
         .args(["--store", store, "keys", "add", "--tenant", tenant, "--user", user])
         .env_remove("TENURE_CONFIG")
         .output()
         .unwrap();
-    assert!(made.status.success(), "{made:?}");
-    String::from_utf8(made.stdout).unwrap().trim().to_owned()
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
 fn signed(request: &[u8], key: &str) -> Vec<u8> {
@@ -72,7 +72,7 @@ pub async fn chat_beside_listers(report: &mut Report) {
     let mut client = Client::connect(&server.address).await;
     chats(&mut client, &ann, "warm", 20).await;
     let idle = chats(&mut client, &ann, "idle", 300).await;
-    for (what, path) in [("an absent tag", "/sessions?tag=absent"), ("an absent title", "/sessions?title=absent")] {
+    for (filter, path) in [("an absent tag", "/sessions?tag=absent"), ("an absent title", "/sessions?title=absent")] {
         let stop = Arc::new(AtomicBool::new(false));
         let mut listers = Vec::new();
         for _ in 0..LISTERS {
@@ -94,9 +94,9 @@ pub async fn chat_beside_listers(report: &mut Report) {
         for lister in listers {
             lists += lister.await.unwrap();
         }
-        println!("({lists} lists by {what} meanwhile)");
+        println!("({lists} lists by {filter} meanwhile)");
         report.row(
-            format!("chat beside 32 clients of another tenant that list by {what}, beside alone"),
+            format!("chat beside 32 clients of another tenant that list by {filter}, beside alone"),
             ms(busy),
             ms(idle),
             ratio(busy, idle),

@@ -33,7 +33,7 @@ fn main() {
     let mut report = Report::begin();
     runtime.block_on(async {
         if wants("chat") {
-            chat::added(&mut report).await;
+            chat::added_latency(&mut report).await;
         }
         if wants("stream") {
             chat::first_chunk(&mut report).await;
@@ -43,8 +43,8 @@ fn main() {
             messages::sixteen_clients(&mut report).await;
         }
         if wants("reads") {
-            reads::whole(&mut report).await;
-            reads::last(&mut report).await;
+            reads::full_session(&mut report).await;
+            reads::last_messages(&mut report).await;
         }
         if wants("fairness") {
             fairness::chat_beside_listers(&mut report).await;

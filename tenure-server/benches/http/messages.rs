@@ -5,8 +5,8 @@ use crate::servers::Server;
 use crate::*;
 
 fn append(session: &str, n: usize) -> Vec<u8> {
-    let said: Vec<String> = turn(n).iter().map(|m| m.as_str().to_owned()).collect();
-    let body = format!(r#"{{"messages":[{}]}}"#, said.join(","));
+    let messages: Vec<String> = turn(n).iter().map(|m| m.as_str().to_owned()).collect();
+    let body = format!(r#"{{"messages":[{}]}}"#, messages.join(","));
     Client::request("POST", &format!("/sessions/{session}/messages"), &body)
 }
 
@@ -14,9 +14,9 @@ fn append(session: &str, n: usize) -> Vec<u8> {
 pub async fn filled(client: &mut Client, session: &str, messages: usize) {
     begin(client, session).await;
     for from in (0..messages / 4).step_by(500) {
-        let said: Vec<String> =
+        let contents: Vec<String> =
             (from..(from + 500).min(messages / 4)).flat_map(turn).map(|m| m.as_str().to_owned()).collect();
-        let body = format!(r#"{{"messages":[{}]}}"#, said.join(","));
+        let body = format!(r#"{{"messages":[{}]}}"#, contents.join(","));
         client.send(&Client::request("POST", &format!("/sessions/{session}/messages"), &body)).await;
     }
 }
@@ -35,20 +35,20 @@ pub async fn one_client(report: &mut Report) {
     let mut client = Client::connect(&server.address).await;
     begin(&mut client, "short").await;
     filled(&mut client, "long", 5_000).await;
-    let (mut short, mut long, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut short, mut long, mut baseline_times) = (Vec::new(), Vec::new(), Vec::new());
     for n in 0..900 {
-        let said = turn(n);
+        let messages = turn(n);
         let (to_short, to_long) = (append("short", n), append("long", n));
         for next in [n % 3, (n + 1) % 3, (n + 2) % 3] {
             match next {
-                0 => theirs.push(time(|| raw::commit(&db, 1, n * 4, &said)).0),
+                0 => baseline_times.push(time(|| raw::commit(&db, 1, n * 4, &messages)).0),
                 1 => short.push(timed(client.send(&to_short)).await),
                 _ => long.push(timed(client.send(&to_long)).await),
             }
         }
     }
-    let (short, long, theirs) = (median(short), median(long), median(theirs));
-    let limit = theirs + Duration::from_micros(300);
+    let (short, long, baseline_times) = (median(short), median(long), median(baseline_times));
+    let limit = baseline_times + Duration::from_micros(300);
     report.row(
         "append over HTTP, one client, beside a raw commit + 0.3 ms",
         ms(short),
@@ -96,18 +96,19 @@ pub async fn sixteen_clients(report: &mut Report) {
     let lasting = Duration::from_secs(3);
     let rate = |r: f64| format!("{r:.0} turns/s");
     let server = Server::start(&format!("sqlite:{}", dir.path().join("ours.db").display()), None, &[]);
-    let (mut ours, mut theirs) = (0.0f64, 0.0f64);
+    let (mut tenure_rate, mut baseline_rate) = (0.0f64, 0.0f64);
     for round in 0..3 {
         let path = dir.path().join(format!("raw{round}.db"));
-        theirs = theirs.max(tokio::task::spawn_blocking(move || raw::group_commit(&path, 16, lasting)).await.unwrap());
-        ours = ours.max(sixteen(&server, round, lasting).await);
+        baseline_rate = baseline_rate
+            .max(tokio::task::spawn_blocking(move || raw::group_commit(&path, 16, lasting)).await.unwrap());
+        tenure_rate = tenure_rate.max(sixteen(&server, round, lasting).await);
     }
     drop(server);
     report.row(
         "append over HTTP, 16 clients, SQLite, beside raw group commit",
-        rate(ours),
-        rate(theirs),
-        ours / theirs,
+        rate(tenure_rate),
+        rate(baseline_rate),
+        tenure_rate / baseline_rate,
         Promise::AtLeast(0.4),
     );
     let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else {
@@ -117,16 +118,16 @@ pub async fn sixteen_clients(report: &mut Report) {
     let schema = format!("h_{}", SessionId::generate().as_str().replace('-', ""));
     drop(Tenure::open(&format!("{url}?schema={schema}")).await.unwrap());
     let server = Server::start(&format!("{url}?schema={schema}"), None, &[]);
-    let (mut ours, mut theirs) = (0.0f64, 0.0f64);
+    let (mut tenure_rate, mut baseline_rate) = (0.0f64, 0.0f64);
     for round in 0..3 {
-        theirs = theirs.max(pgbench(&url, &schema));
-        ours = ours.max(sixteen(&server, round, lasting).await);
+        baseline_rate = baseline_rate.max(pgbench(&url, &schema));
+        tenure_rate = tenure_rate.max(sixteen(&server, round, lasting).await);
     }
     report.row(
         "append over HTTP, 16 clients, PostgreSQL, beside pgbench",
-        rate(ours),
-        rate(theirs),
-        ours / theirs,
+        rate(tenure_rate),
+        rate(baseline_rate),
+        tenure_rate / baseline_rate,
         Promise::AtLeast(0.5),
     );
 }

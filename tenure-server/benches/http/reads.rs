@@ -4,7 +4,7 @@ use crate::client::Client;
 use crate::servers::{Server, bare};
 use crate::*;
 
-async fn house(sizes: &[(&str, usize)]) -> (tempfile::TempDir, Server) {
+async fn start_server(sizes: &[(&str, usize)]) -> (tempfile::TempDir, Server) {
     let dir = tempfile::tempdir().unwrap();
     let store = format!("sqlite:{}", dir.path().join("ours.db").display());
     let server = Server::start(&store, None, &[]);
@@ -38,24 +38,30 @@ async fn rate(address: &str, request: &[u8], lasting: Duration) -> f64 {
 }
 
 /// A session of 100 messages, compared with bare axum serving the same bytes.
-pub async fn whole(report: &mut Report) {
-    let (_dir, server) = house(&[("s", 100)]).await;
+pub async fn full_session(report: &mut Report) {
+    let (_dir, server) = start_server(&[("s", 100)]).await;
     let get = Client::request("GET", "/sessions/s", "");
     let bytes = Client::connect(&server.address).await.send(&get).await;
     let axum = bare("x".repeat(bytes));
-    let (mut ours, mut theirs) = (0.0f64, 0.0f64);
+    let (mut tenure_rate, mut baseline_rate) = (0.0f64, 0.0f64);
     for _ in 0..3 {
-        theirs = theirs.max(rate(&axum, &Client::request("GET", "/", ""), Duration::from_secs(2)).await);
-        ours = ours.max(rate(&server.address, &get, Duration::from_secs(2)).await);
+        baseline_rate = baseline_rate.max(rate(&axum, &Client::request("GET", "/", ""), Duration::from_secs(2)).await);
+        tenure_rate = tenure_rate.max(rate(&server.address, &get, Duration::from_secs(2)).await);
     }
     let per_second = |r: f64| format!("{r:.0} requests/s");
-    let what = format!("GET of a session of 100 messages ({} KB), beside bare axum", bytes / 1024);
-    report.row(what, per_second(ours), per_second(theirs), ours / theirs, Promise::AtLeast(0.6));
+    let label = format!("GET of a session of 100 messages ({} KB), beside bare axum", bytes / 1024);
+    report.row(
+        label,
+        per_second(tenure_rate),
+        per_second(baseline_rate),
+        tenure_rate / baseline_rate,
+        Promise::AtLeast(0.6),
+    );
 }
 
 /// The last 20 of 5,000 messages, compared with the last 20 of 100.
-pub async fn last(report: &mut Report) {
-    let (_dir, server) = house(&[("short", 100), ("long", 5_000)]).await;
+pub async fn last_messages(report: &mut Report) {
+    let (_dir, server) = start_server(&[("short", 100), ("long", 5_000)]).await;
     let mut client = Client::connect(&server.address).await;
     let get = |name: &str| Client::request("GET", &format!("/sessions/{name}/messages?last=20"), "");
     let (mut short, mut long) = (Vec::new(), Vec::new());
@@ -107,6 +113,6 @@ pub async fn memory(report: &mut Report) {
         seen[1] / seen[0],
         Promise::AtMost(1.5),
     );
-    let what = "resident memory after 100,000 sessions, cache of 32 MB, beside 150 MB";
-    report.row(what, mb(seen[1]), mb(150.0), seen[1] / 150.0, Promise::AtMost(1.0));
+    let label = "resident memory after 100,000 sessions, cache of 32 MB, beside 150 MB";
+    report.row(label, mb(seen[1]), mb(150.0), seen[1] / 150.0, Promise::AtMost(1.0));
 }

@@ -54,17 +54,17 @@ impl Drop for Server {
 
 /// Serves a router on its own port and threads.
 fn serve(router: Router) -> String {
-    let (tell, told) = std::sync::mpsc::channel();
+    let (address_sender, address_receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-            tell.send(listener.local_addr().unwrap().to_string()).unwrap();
+            address_sender.send(listener.local_addr().unwrap().to_string()).unwrap();
             let listener = axum::serve::ListenerExt::tap_io(listener, |s| drop(s.set_nodelay(true)));
             axum::serve(listener, router).await.unwrap();
         });
     });
-    told.recv().unwrap()
+    address_receiver.recv().unwrap()
 }
 
 /// A model server that answers at once with 600 characters, or streams them in ten chunks, 5 ms apart.

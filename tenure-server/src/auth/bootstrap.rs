@@ -13,7 +13,7 @@ const MIN_LENGTH: usize = 32;
 /// id if it was added by this call, and `None` if it had been added before.
 pub async fn add_bootstrap_key(keys: &KeyStore, file: &Path) -> anyhow::Result<Option<String>> {
     let text =
-        std::fs::read_to_string(file).with_context(|| format!("can not read bootstrap_key_file {}", file.display()))?;
+        std::fs::read_to_string(file).with_context(|| format!("cannot read bootstrap_key_file {}", file.display()))?;
     let secret = text.trim();
     if secret.len() < MIN_LENGTH || secret.chars().any(|c| c.is_whitespace() || c.is_control()) {
         bail!(
@@ -24,12 +24,13 @@ pub async fn add_bootstrap_key(keys: &KeyStore, file: &Path) -> anyhow::Result<O
     }
     let (_, id) = hash_of(secret);
     let store = keys.tenure().store();
-    let (namespace, used) = (system_namespace("auth"), format!("bootstrap-{id}"));
-    if store.get(&namespace, &used, None).await?.is_some() {
+    let namespace = system_namespace("auth");
+    let item_key = format!("bootstrap-{id}");
+    if store.get(&namespace, &item_key, None).await?.is_some() {
         return Ok(None);
     }
     let rights = vec![Right::Read, Right::Write, Right::Review, Right::Admin];
     keys.add_secret(NewKey { rights, name: Some("bootstrap".to_owned()), ..NewKey::default() }, secret).await?;
-    store.put(&namespace, &system_item(used, "true".to_owned(), keys.tenure().now()), None).await?;
+    store.put(&namespace, &system_item(item_key, "true".to_owned(), keys.tenure().now()), None).await?;
     Ok(Some(id))
 }

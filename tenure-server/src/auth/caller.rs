@@ -59,7 +59,7 @@ impl Caller {
         rate_limits: &RateLimits,
     ) -> Result<Self, ApiError> {
         let Credentials { headers, operator, response_headers } = credentials;
-        let named = match header_text(headers, USER_HEADER)? {
+        let requested_user = match header_text(headers, USER_HEADER)? {
             Some(user) => Some(User::new(user).map_err(|e| ApiError::invalid("X-Tenure-User", e.to_string()))?),
             None => None,
         };
@@ -70,11 +70,11 @@ impl Caller {
         if let Some(tenant) = tenant {
             let rights = vec![Right::Read, Right::Write, Right::Review, Right::Admin];
             let operator = operator.is_some();
-            return Ok(Self { tenant, user: named, bound: false, rights, history: None, key: None, operator });
+            return Ok(Self { tenant, user: requested_user, bound: false, rights, history: None, key: None, operator });
         }
         let key = find_key(headers, keys).await?;
-        if let (Some(bound), Some(named)) = (&key.user, &named)
-            && bound != named
+        if let (Some(bound), Some(requested_user)) = (&key.user, &requested_user)
+            && bound != requested_user
         {
             let message = format!("this key acts as user {bound} only; leave X-Tenure-User out");
             return Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", message));
@@ -84,7 +84,7 @@ impl Caller {
         let bound = key.user.is_some();
         Ok(Self {
             tenant: key.tenant,
-            user: key.user.or(named),
+            user: key.user.or(requested_user),
             bound,
             rights: key.rights,
             history: key.history,
@@ -101,16 +101,18 @@ impl Caller {
 
 /// Looks up the key in the `Authorization` header. Fails with 401 if it is missing, unknown or expired.
 async fn find_key(headers: &HeaderMap, keys: &KeyStore) -> Result<ApiKey, ApiError> {
-    let given = header_text(headers, header::AUTHORIZATION.as_str())?;
-    let scheme = given.as_deref().and_then(|v| v.strip_prefix("Bearer ").or(v.strip_prefix("bearer ")));
+    let authorization = header_text(headers, header::AUTHORIZATION.as_str())?;
+    let bearer = authorization.as_deref().and_then(|v| v.strip_prefix("Bearer ").or(v.strip_prefix("bearer ")));
     let refuse = |message: &str| {
         ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message).with_header(header::WWW_AUTHENTICATE, "Bearer")
     };
-    let Some(secret) = scheme.map(str::trim) else {
-        return Err(refuse("no key was given; send `Authorization: Bearer KEY` (make one with `tenure keys add`)"));
+    let Some(secret) = bearer.map(str::trim) else {
+        return Err(refuse(
+            "the request has no API key; send `Authorization: Bearer KEY` (create one with `tenure keys add`)",
+        ));
     };
     let Some(key) = keys.find(secret).await? else {
-        return Err(refuse("the key is not known here; it may have been revoked"));
+        return Err(refuse("unknown API key; it may have been revoked"));
     };
     if key.has_expired(keys.tenure().now()) {
         return Err(refuse("the key has expired; ask an administrator for a new one (`tenure keys rotate`)"));
@@ -128,7 +130,7 @@ impl Caller {
         }
     }
 
-    fn may(&self, right: Right) -> Result<(), ApiError> {
+    fn require_right(&self, right: Right) -> Result<(), ApiError> {
         if self.rights.contains(&right) || self.rights.contains(&Right::Admin) {
             return Ok(());
         }
@@ -138,13 +140,10 @@ impl Caller {
     }
 
     fn principal(&self, user: Option<User>) -> Principal {
-        let user = match self.bound {
-            true => self.user.clone(),
-            false => self.user.clone().or(user),
-        };
+        let user = if self.bound { self.user.clone() } else { self.user.clone().or(user) };
         // An administrator who names no user gets access to the whole tenant.
-        let everyone = user.is_none() && self.rights.contains(&Right::Admin);
-        let reach = if everyone { AccessScope::Tenant } else { AccessScope::Own };
+        let tenant_wide = user.is_none() && self.rights.contains(&Right::Admin);
+        let reach = if tenant_wide { AccessScope::Tenant } else { AccessScope::Own };
         Principal { tenant: self.tenant.clone(), user: user.unwrap_or_default(), reach, quota: self.quota() }
     }
 
@@ -163,49 +162,48 @@ impl Caller {
 
     /// Returns the principal for a read, or 403 without the right `read`.
     pub fn reads(&self) -> Result<Principal, ApiError> {
-        self.may(Right::Read).map(|()| self.principal(None))
+        self.require_right(Right::Read).map(|()| self.principal(None))
     }
 
     /// Returns the principal for a write, or 403 without the right `write`.
     pub fn writes(&self) -> Result<Principal, ApiError> {
-        self.may(Right::Write).map(|()| self.principal(None))
+        self.require_right(Right::Write).map(|()| self.principal(None))
     }
 
     /// Returns the principal for a write, or 403 without the right `write`. `user` is the user named in the request
     /// body; it applies only if neither the key nor the header names one.
     pub fn writes_as(&self, user: Option<User>) -> Result<Principal, ApiError> {
-        self.may(Right::Write).map(|()| self.principal(user))
+        self.require_right(Right::Write).map(|()| self.principal(user))
     }
 
     /// Returns the principal of a reviewer, or 403 without the right `review`. A reviewer sees the pending reviews
     /// of all sessions of the tenant; an administrator bound to one user and without the right `review` sees only
     /// that user's sessions.
     pub fn reviews(&self) -> Result<Principal, ApiError> {
-        self.may(Right::Review)?;
-        let reach = match self.bound && !self.rights.contains(&Right::Review) {
-            true => AccessScope::Own,
-            false => AccessScope::Tenant,
-        };
+        self.require_right(Right::Review)?;
+        let reach =
+            if self.bound && !self.rights.contains(&Right::Review) { AccessScope::Own } else { AccessScope::Tenant };
         Ok(Principal { reach, ..self.principal(None) })
     }
 
-    /// Returns the reviewer's name for the audit trail: the user the key is bound to, else `named`, else the user
-    /// in the header. Naming a user other than the bound one is refused with 403.
-    pub fn reviewer(&self, named: Option<String>) -> Result<String, ApiError> {
-        let named = named.map(User::new).transpose().map_err(|e| ApiError::invalid("reviewer", e.to_string()))?;
-        match (&self.user, named) {
-            (Some(user), Some(named)) if self.bound && *user != named => {
+    /// Returns the reviewer's name for the audit trail: the user the key is bound to, else `requested_user`, else
+    /// the user in the header. Naming a user other than the bound one is refused with 403.
+    pub fn reviewer(&self, requested_user: Option<String>) -> Result<String, ApiError> {
+        let requested_user =
+            requested_user.map(User::new).transpose().map_err(|e| ApiError::invalid("reviewer", e.to_string()))?;
+        match (&self.user, requested_user) {
+            (Some(user), Some(requested_user)) if self.bound && *user != requested_user => {
                 let message = format!("this key acts as user {user} only; leave `reviewer` out");
                 Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", message))
             }
-            (user, named) => Ok(named.or(user.clone()).unwrap_or_default().to_string()),
+            (user, requested_user) => Ok(requested_user.or(user.clone()).unwrap_or_default().to_string()),
         }
     }
 
     /// Returns the principal of an administrator, or 403 without the right `admin`. Its scope is the tenant, or the
     /// user the key is bound to.
     pub fn administers(&self) -> Result<Principal, ApiError> {
-        self.may(Right::Admin)?;
+        self.require_right(Right::Admin)?;
         let reach = if self.bound { AccessScope::Own } else { AccessScope::Tenant };
         Ok(Principal { reach, ..self.principal(None) })
     }
@@ -213,7 +211,7 @@ impl Caller {
     /// Returns the principal of the tenant's administrator, or 403. A key that is bound to a user administers only
     /// that user and is refused.
     pub fn administers_tenant(&self) -> Result<Principal, ApiError> {
-        self.may(Right::Admin)?;
+        self.require_right(Right::Admin)?;
         match (&self.user, self.bound) {
             (Some(user), true) => {
                 let message =

@@ -21,27 +21,27 @@ use utoipa::ToSchema;
 /// The reserved tenant whose namespaces hold the keys of all tenants. No key can be created for it.
 pub const SYSTEM: &str = "tenure:system";
 /// Lifetime of a cached key. A key revoked by another process is accepted for at most this long.
-const FRESH: SignedDuration = SignedDuration::from_secs(2);
+const CACHE_TTL: SignedDuration = SignedDuration::from_secs(2);
 /// Maximum number of cached keys.
 const MAX_CACHED: usize = 10_000;
 /// Maximum number of concurrent store lookups for unknown keys, so that clients without a key cannot slow down
 /// clients with one.
 const MAX_UNKNOWN_LOOKUPS: usize = 4;
 /// Minimum interval between two records of a key's last use.
-const MARK_EVERY: SignedDuration = SignedDuration::from_secs(60);
+const USE_RECORD_INTERVAL: SignedDuration = SignedDuration::from_secs(60);
 /// Minimum interval between two test writes of `/readyz`.
-const WRITE_EVERY: Duration = Duration::from_secs(5);
+const WRITE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// The item that records that a store has had keys. While it exists, keys are required on every node and after
 /// every restart.
-const REQUIRED: &str = "keys-required";
+const REQUIRED_KEY: &str = "keys-required";
 
-/// What a key permits.
+/// A right that a key grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Right {
     /// Reading sessions.
     Read,
-    /// Writing them, and calling models.
+    /// Writing sessions, and calling models.
     Write,
     /// Deciding reviews.
     Review,
@@ -123,12 +123,12 @@ pub struct KeyStore {
     /// Cached answer to whether the store requires keys, with the time it was read.
     required: Mutex<Option<(Timestamp, bool)>>,
     /// True if this server requires keys even if the store does not.
-    always: AtomicBool,
+    always_required: AtomicBool,
     /// When the last use of each key was last recorded.
-    marked: Mutex<HashMap<String, Timestamp>>,
+    last_recorded_uses: Mutex<HashMap<String, Timestamp>>,
     unknown_lookups: Semaphore,
     /// When the last test write of `/readyz` succeeded.
-    written: Mutex<Option<Stopwatch>>,
+    last_write_check: Mutex<Option<Stopwatch>>,
 }
 
 fn keys_namespace() -> Namespace {
@@ -158,10 +158,10 @@ impl KeyStore {
             tenure,
             cached: Cache::new(MAX_CACHED),
             required: Mutex::default(),
-            always: AtomicBool::default(),
-            marked: Mutex::default(),
+            always_required: AtomicBool::default(),
+            last_recorded_uses: Mutex::default(),
             unknown_lookups: Semaphore::new(MAX_UNKNOWN_LOOKUPS),
-            written: Mutex::default(),
+            last_write_check: Mutex::default(),
         }
     }
 
@@ -185,7 +185,7 @@ impl KeyStore {
             return Err(tenure::Error::invalid("tenant", format!("{SYSTEM} is reserved; choose another name")));
         }
         if rights.is_empty() {
-            return Err(tenure::Error::invalid("rights", "a key without rights is of no use; list at least one"));
+            return Err(tenure::Error::invalid("rights", "a key needs at least one right"));
         }
         let name = name.map(|name| name.trim().to_owned()).filter(|name| !name.is_empty());
         if name.as_ref().is_some_and(|name| name.chars().count() > 100 || name.chars().any(char::is_control)) {
@@ -210,7 +210,8 @@ impl KeyStore {
         let value = serde_json::to_string(key).map_err(tenure::Error::unavailable)?;
         let mut item = system_item(&key.id, value, key.created_at);
         if let Some(at) = key.last_used_at {
-            (item.used_at, item.uses) = (at, 1);
+            item.used_at = at;
+            item.uses = 1;
         }
         self.tenure.store().put(&keys_namespace(), &item, None).await?;
         self.cached.remove(&key.id);
@@ -250,7 +251,8 @@ impl KeyStore {
 
     /// Lists all keys, oldest first.
     pub async fn list(&self) -> tenure::Result<Vec<ApiKey>> {
-        let (mut keys, mut after) = (Vec::new(), None::<String>);
+        let mut keys = Vec::new();
+        let mut after = None::<String>;
         loop {
             let page = self.tenure.store().items(&keys_namespace(), after.as_deref(), 1000).await?;
             let Some(last) = page.last() else { break };
@@ -265,7 +267,7 @@ impl KeyStore {
 
     /// Persists that requests need a key from now on, also after the last key is revoked.
     async fn require(&self) -> tenure::Result<()> {
-        let item = system_item(REQUIRED, "true".to_owned(), self.tenure.now());
+        let item = system_item(REQUIRED_KEY, "true".to_owned(), self.tenure.now());
         self.tenure.store().put(&system_namespace("auth"), &item, None).await?;
         self.forget_required();
         Ok(())
@@ -276,7 +278,7 @@ impl KeyStore {
         if self.are_there().await? {
             return Err(tenure::Error::invalid("keys", "there are keys; revoke them first (`tenure keys list`)"));
         }
-        self.tenure.store().remove(&system_namespace("auth"), REQUIRED).await?;
+        self.tenure.store().remove(&system_namespace("auth"), REQUIRED_KEY).await?;
         self.forget_required();
         Ok(())
     }
@@ -289,7 +291,7 @@ impl KeyStore {
         }
         let removed = self.tenure.store().remove(&keys_namespace(), id).await?;
         self.cached.remove(id);
-        self.marked.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+        self.last_recorded_uses.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
         Ok(removed)
     }
 
@@ -299,23 +301,23 @@ impl KeyStore {
 
     /// Makes this server require keys from now on, regardless of the store.
     pub fn always_require(&self) {
-        self.always.store(true, Ordering::Relaxed);
+        self.always_required.store(true, Ordering::Relaxed);
     }
 
     /// Returns true if requests need a key: the store has keys or has had some, or this server always requires
     /// them.
     pub async fn are_required(&self) -> tenure::Result<bool> {
-        if self.always.load(Ordering::Relaxed) {
+        if self.always_required.load(Ordering::Relaxed) {
             return Ok(true);
         }
         let now = self.tenure.now();
         if let Some((at, required)) = *self.required.lock().unwrap_or_else(PoisonError::into_inner)
-            && now.duration_since(at).abs() < FRESH
+            && now.duration_since(at).abs() < CACHE_TTL
         {
             return Ok(required);
         }
-        let marked = self.tenure.store().get(&system_namespace("auth"), REQUIRED, None).await?.is_some();
-        let required = marked || self.are_there().await?;
+        let flag_is_set = self.tenure.store().get(&system_namespace("auth"), REQUIRED_KEY, None).await?.is_some();
+        let required = flag_is_set || self.are_there().await?;
         *self.required.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, required));
         Ok(required)
     }
@@ -329,21 +331,21 @@ impl KeyStore {
     /// because another process may just have created it.
     pub async fn find(&self, secret: &str) -> tenure::Result<Option<ApiKey>> {
         let (hash, id) = hash_of(secret);
-        let is_it = |key: &ApiKey| bool::from(key.hash.as_bytes().ct_eq(hash.as_bytes()));
+        let matches_hash = |key: &ApiKey| bool::from(key.hash.as_bytes().ct_eq(hash.as_bytes()));
         let now = self.tenure.now();
         let cached = self.cached.get(&id);
         if let Some((at, key)) = &cached
-            && now.duration_since(*at).abs() < FRESH
+            && now.duration_since(*at).abs() < CACHE_TTL
         {
-            return Ok(Some(key.clone()).filter(is_it));
+            return Ok(Some(key.clone()).filter(matches_hash));
         }
         let lookup = match cached {
             Some(_) => None,
             None => self.unknown_lookups.acquire().await.ok(),
         };
-        let found = self.get(&id).await?;
+        let stored = self.get(&id).await?;
         drop(lookup);
-        match found.filter(is_it) {
+        match stored.filter(matches_hash) {
             Some(key) => {
                 self.cached.insert(id, (now, key.clone()));
                 Ok(Some(key))
@@ -359,25 +361,25 @@ impl KeyStore {
     /// are cheap; after a failed write the next probe retries it.
     pub async fn check_store(&self) -> tenure::Result<()> {
         self.are_there().await?;
-        let written = *self.written.lock().unwrap_or_else(PoisonError::into_inner);
-        if written.is_some_and(|at| at.elapsed() < WRITE_EVERY) {
+        let last_write = *self.last_write_check.lock().unwrap_or_else(PoisonError::into_inner);
+        if last_write.is_some_and(|at| at.elapsed() < WRITE_CHECK_INTERVAL) {
             return Ok(());
         }
         let now = self.tenure.now();
         let item = system_item("ready", format!("\"{now}\""), now);
         self.tenure.store().put(&system_namespace("probe"), &item, None).await?;
-        *self.written.lock().unwrap_or_else(PoisonError::into_inner) = Some(Stopwatch::start());
+        *self.last_write_check.lock().unwrap_or_else(PoisonError::into_inner) = Some(Stopwatch::start());
         Ok(())
     }
 
     /// Returns true if the use of a key should be recorded now; the caller then calls [`KeyStore::record_use`].
     pub fn is_use_due(&self, id: &str) -> bool {
         let now = self.tenure.now();
-        let mut marked = self.marked.lock().unwrap_or_else(PoisonError::into_inner);
-        if marked.get(id).is_some_and(|at| now.duration_since(*at).abs() < MARK_EVERY) {
+        let mut recorded = self.last_recorded_uses.lock().unwrap_or_else(PoisonError::into_inner);
+        if recorded.get(id).is_some_and(|at| now.duration_since(*at).abs() < USE_RECORD_INTERVAL) {
             return false;
         }
-        marked.insert(id.to_owned(), now);
+        recorded.insert(id.to_owned(), now);
         true
     }
 

@@ -80,8 +80,8 @@ impl LimitStatus {
         let reset = format!("{}ms", self.reset.as_millis());
         [("limit", self.limit.to_string()), ("remaining", self.remaining.to_string()), ("reset", reset)]
             .into_iter()
-            .filter_map(|(what, value)| {
-                let header = HeaderName::try_from(format!("x-ratelimit-{what}-{name}")).ok()?;
+            .filter_map(|(suffix, value)| {
+                let header = HeaderName::try_from(format!("x-ratelimit-{suffix}-{name}")).ok()?;
                 Some((header, HeaderValue::try_from(value).ok()?))
             })
             .collect()
@@ -89,8 +89,9 @@ impl LimitStatus {
 
     fn error(&self) -> Option<ApiError> {
         let wait = self.retry_after?;
-        let (name, seconds) = (self.resource.limit_name(), wait.as_secs() + 1);
-        let message = format!("this key is over its limit `{name}` of {}; try again in {seconds} s", self.limit);
+        let name = self.resource.limit_name();
+        let seconds = wait.as_secs() + 1;
+        let message = format!("this key exceeds its limit `{name}` of {}; retry in {seconds} s", self.limit);
         let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message).with_param(name);
         Some(error.with_header(header::RETRY_AFTER, &seconds.to_string()))
     }
@@ -121,8 +122,8 @@ impl Default for RateLimits {
 
 impl RateLimits {
     /// Takes `amount` from a bucket unless it is empty. An `amount` of 0 only reads the state.
-    fn take(&self, key: &str, resource: Resource, limit: u64, amount: u64) -> LimitStatus {
-        self.with(key, resource, limit, |bucket| {
+    fn consume(&self, key: &str, resource: Resource, limit: u64, amount: u64) -> LimitStatus {
+        self.with_bucket(key, resource, limit, |bucket| {
             let refused = bucket.remaining < 1.0;
             if !refused {
                 bucket.remaining -= amount as f64;
@@ -139,10 +140,10 @@ impl RateLimits {
 
     /// Takes `amount` from a bucket even if that makes it negative. A negative amount is a refund.
     fn charge(&self, key: &str, resource: Resource, limit: u64, amount: i64) {
-        self.with(key, resource, limit, |bucket| bucket.remaining -= amount as f64);
+        self.with_bucket(key, resource, limit, |bucket| bucket.remaining -= amount as f64);
     }
 
-    fn with<R>(&self, key: &str, resource: Resource, limit: u64, change: impl FnOnce(&mut Bucket) -> R) -> R {
+    fn with_bucket<R>(&self, key: &str, resource: Resource, limit: u64, change: impl FnOnce(&mut Bucket) -> R) -> R {
         let now = self.start.elapsed();
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         let full = Bucket { remaining: limit as f64, at: now };
@@ -154,8 +155,8 @@ impl RateLimits {
     /// Counts a request of a key, and rejects it with 429 if the key is over `requests_per_minute`. The state of
     /// both limits is added to `responses`.
     pub fn admit(&self, key: &str, limits: KeyLimits, responses: Option<&ResponseHeaders>) -> Result<(), ApiError> {
-        let requests = limits.requests_per_minute.map(|limit| self.take(key, Resource::Requests, limit, 1));
-        let tokens = limits.tokens_per_minute.map(|limit| self.take(key, Resource::Tokens, limit, 0));
+        let requests = limits.requests_per_minute.map(|limit| self.consume(key, Resource::Requests, limit, 1));
+        let tokens = limits.tokens_per_minute.map(|limit| self.consume(key, Resource::Tokens, limit, 0));
         let statuses = [requests, tokens];
         if let Some(responses) = responses {
             responses.add(statuses.iter().flatten().flat_map(LimitStatus::headers));
@@ -166,7 +167,7 @@ impl RateLimits {
 
     /// Rejects a model call with 429 if the key has no tokens left.
     pub fn admit_tokens(&self, key: &str, limits: KeyLimits) -> Result<(), ApiError> {
-        let status = limits.tokens_per_minute.map(|limit| self.take(key, Resource::Tokens, limit, 0));
+        let status = limits.tokens_per_minute.map(|limit| self.consume(key, Resource::Tokens, limit, 0));
         status.and_then(|status| status.error()).map_or(Ok(()), Err)
     }
 }
@@ -224,19 +225,20 @@ impl Model for Metered {
         let bytes: usize = prompt.messages.iter().map(|m| m.as_str().len()).sum();
         let estimate = bytes.div_ceil(BYTES_PER_TOKEN) as i64;
         self.meter.charge(estimate);
-        let pieces = self.model.ask(prompt).await.inspect_err(|_| self.meter.charge(-estimate))?;
-        let (meter, mut charged) = (self.meter.clone(), estimate);
-        Ok(Box::pin(pieces.inspect(move |piece| {
-            let Ok(ModelChunk::Chunk(text) | ModelChunk::Whole(text)) = piece else { return };
+        let chunks = self.model.ask(prompt).await.inspect_err(|_| self.meter.charge(-estimate))?;
+        let meter = self.meter.clone();
+        let mut charged = estimate;
+        Ok(Box::pin(chunks.inspect(move |chunk| {
+            let Ok(ModelChunk::Chunk(text) | ModelChunk::Whole(text)) = chunk else { return };
             // The content is a small part of a chunk's JSON, so one token per chunk is a better estimate than its
             // length.
-            let more = match (piece, reported_usage(text)) {
+            let tokens = match (chunk, reported_usage(text)) {
                 (_, Some(total)) => total - charged,
                 (Ok(ModelChunk::Whole(_)), None) => text.len().div_ceil(BYTES_PER_TOKEN) as i64,
                 _ => 1,
             };
-            charged += more;
-            meter.charge(more);
+            charged += tokens;
+            meter.charge(tokens);
         })))
     }
 }
@@ -266,16 +268,20 @@ mod tests {
     }
 
     #[test]
-    fn a_key_over_its_limit_is_refused_and_told_when_to_come_back() {
+    fn a_key_over_its_limit_is_refused_with_a_retry_time() {
         let limits = RateLimits::default();
-        for left in (0..3).rev() {
-            let status = limits.take("a", Resource::Requests, 3, 1);
-            assert_eq!((status.remaining, status.retry_after), (left, None));
+        for remaining in (0..3).rev() {
+            let status = limits.consume("a", Resource::Requests, 3, 1);
+            assert_eq!((status.remaining, status.retry_after), (remaining, None));
         }
-        let status = limits.take("a", Resource::Requests, 3, 1);
+        let status = limits.consume("a", Resource::Requests, 3, 1);
         assert!(status.retry_after.is_some_and(|wait| wait <= Duration::from_secs(20)));
         assert_eq!(status.error().unwrap().status, StatusCode::TOO_MANY_REQUESTS);
-        assert_eq!(limits.take("b", Resource::Requests, 3, 1).retry_after, None, "another key has a bucket of its own");
+        assert_eq!(
+            limits.consume("b", Resource::Requests, 3, 1).retry_after,
+            None,
+            "another key has a bucket of its own"
+        );
     }
 
     #[test]

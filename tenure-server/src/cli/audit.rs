@@ -21,7 +21,7 @@ pub struct AuditArgs {
     /// Made before this time
     #[arg(long, value_name = "TIME", conflicts_with = "session")]
     to: Option<String>,
-    /// The form of the export
+    /// The format of the export
     #[arg(long, value_enum, default_value_t = AuditFormat::Jsonl, conflicts_with = "session")]
     format: AuditFormat,
     /// JSON, for programs
@@ -40,11 +40,11 @@ pub enum AuditFormat {
 
 impl AuditArgs {
     /// Shows or exports the decisions. A broken hash chain is exit code 1.
-    pub async fn run(self, at: &TargetArgs) -> anyhow::Result<ExitCode> {
-        let client = at.client(Needs::Sessions).await?;
+    pub async fn run(self, target: &TargetArgs) -> anyhow::Result<ExitCode> {
+        let client = target.client(Needs::Sessions).await?;
         let Some(session) = &self.session else {
-            let form = self.format.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default();
-            let mut query = vec![("format", form)];
+            let format_name = self.format.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default();
+            let mut query = vec![("format", format_name)];
             query.extend(self.from.clone().map(|t| ("from", t)));
             query.extend(self.to.clone().map(|t| ("to", t)));
             let mut answer = client.send(Method::GET, &with_query("/audit", &query)?, None).await?;

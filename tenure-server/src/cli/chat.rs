@@ -29,10 +29,10 @@ const HELP: &str = "\
 /quit              leave (or Ctrl-D)
 A line that ends with \\ goes on in the next. //text says /text. Ctrl-C stops an answer.";
 
-/// Whom to talk to.
+/// The session, model and assistant of the chat.
 #[derive(Debug, Args)]
 pub struct ChatArgs {
-    /// The session; a new one if none is named, or if there is none of that name
+    /// The session; created if omitted or unknown
     session: Option<String>,
     /// The model
     #[arg(long, value_name = "NAME")]
@@ -48,7 +48,7 @@ struct ChatSession {
     input: LineInput,
     id: SessionId,
     /// True if the session exists. An unknown id is created with the first message.
-    begun: bool,
+    created: bool,
     model: Option<String>,
     assistant: Option<String>,
     /// True if the last answer was cancelled and its turn may still be running.
@@ -84,8 +84,9 @@ impl<'a> SlashCommand<'a> {
     fn parse(command: &'a str) -> anyhow::Result<Self> {
         let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
         let argument = Some(rest.trim()).filter(|rest| !rest.is_empty());
-        let needs = |what: &str| argument.ok_or_else(|| anyhow!("/{name} needs {what}"));
-        let number = |what: &str| argument.map(str::parse).transpose().map_err(|_| anyhow!("/{name} takes {what}"));
+        let needs = |expected: &str| argument.ok_or_else(|| anyhow!("/{name} needs {expected}"));
+        let number =
+            |expected: &str| argument.map(str::parse).transpose().map_err(|_| anyhow!("/{name} takes {expected}"));
         Ok(match name {
             "help" | "?" => Self::Help,
             "quit" | "exit" | "q" => Self::Quit,
@@ -100,33 +101,39 @@ impl<'a> SlashCommand<'a> {
             "checkpoint" => Self::Checkpoint(argument),
             "compact" => Self::Compact(number("a number of turns")?),
             "title" => Self::Title(needs("a text")?),
-            _ => bail!("there is no /{}; /help lists what there is, //{} says it", clean(name), clean(command)),
+            _ => bail!(
+                "unknown command /{}; /help lists the commands, //{} sends it as a message",
+                clean(name),
+                clean(command)
+            ),
         })
     }
 }
 
 /// Whether the chat continues after a command.
 enum NextPrompt {
-    GoOn,
-    Leave,
+    Continue,
+    Quit,
 }
 
 impl ChatArgs {
     /// Runs the chat until the end of the input or `/quit`.
-    pub async fn run(self, at: &TargetArgs) -> anyhow::Result<()> {
-        let client = at.client(Needs::Models).await?;
+    pub async fn run(self, target: &TargetArgs) -> anyhow::Result<()> {
+        let client = target.client(Needs::Models).await?;
         let id = match &self.session {
-            Some(given) => client.resolve(given).await?,
+            Some(id_part) => client.resolve(id_part).await?,
             None => SessionId::generate(),
         };
         let recent = if self.session.is_some() { recent(&client, &id, 100).await? } else { None };
-        let said = |m: &Value| (field(&m["message"], "role") == "user").then(|| output::text(&m["message"]));
-        let before = recent.iter().flatten().filter_map(said).collect();
-        let input = LineInput::open(before);
-        let (begun, model, assistant) = (recent.is_some(), self.model, self.assistant);
-        let mut talk = ChatSession { client, input, id, begun, model, assistant, stopped: false };
-        talk.greet(recent.as_deref())?;
-        talk.listen().await
+        let user_text = |m: &Value| (field(&m["message"], "role") == "user").then(|| output::text(&m["message"]));
+        let history = recent.iter().flatten().filter_map(user_text).collect();
+        let input = LineInput::open(history);
+        let created = recent.is_some();
+        let model = self.model;
+        let assistant = self.assistant;
+        let mut chat = ChatSession { client, input, id, created, model, assistant, stopped: false };
+        chat.greet(recent.as_deref())?;
+        chat.run_loop().await
     }
 }
 
@@ -145,18 +152,18 @@ async fn recent(client: &ApiClient, id: &SessionId, count: usize) -> anyhow::Res
 
 impl ChatSession {
     fn greet(&self, recent: Option<&[Value]>) -> anyhow::Result<()> {
-        let new = if self.begun { "" } else { "new " };
+        let new = if self.created { "" } else { "new " };
         note(format!("{new}session {}", self.id));
         if !self.input.is_terminal() {
             return Ok(());
         }
-        note("/help lists what there is besides talking; Ctrl-D leaves");
+        note("/help lists the commands; Ctrl-D quits");
         let recent = recent.unwrap_or_default();
         let last = &recent[recent.len().saturating_sub(2)..];
-        Ok(last.iter().try_for_each(|said| print(format!("\n{}", output::said(said))))?)
+        Ok(last.iter().try_for_each(|message| print(format!("\n{}", output::said(message))))?)
     }
 
-    async fn listen(&mut self) -> anyhow::Result<()> {
+    async fn run_loop(&mut self) -> anyhow::Result<()> {
         loop {
             let prompt = short(self.id.as_str()).to_owned();
             let text = match self.input.ask(&prompt)? {
@@ -165,16 +172,18 @@ impl ChatSession {
                 TerminalEvent::Line(text) if text.trim().is_empty() => continue,
                 TerminalEvent::Line(text) => text,
             };
-            let done = match text.strip_prefix('/') {
-                Some(command) if !command.starts_with('/') => self.obey(command).await,
+            let outcome = match text.strip_prefix('/') {
+                Some(command) if !command.starts_with('/') => self.run_command(command).await,
                 literal => {
                     let text = literal.unwrap_or(&text);
-                    self.say(format!(r#"{{"role":"user","content":{}}}"#, json!(text))).await.map(|()| NextPrompt::GoOn)
+                    self.send_message(format!(r#"{{"role":"user","content":{}}}"#, json!(text)))
+                        .await
+                        .map(|()| NextPrompt::Continue)
                 }
             };
-            match done {
-                Ok(NextPrompt::GoOn) => {}
-                Ok(NextPrompt::Leave) => return Ok(()),
+            match outcome {
+                Ok(NextPrompt::Continue) => {}
+                Ok(NextPrompt::Quit) => return Ok(()),
                 // At a terminal the user can retry; a script needs the failure.
                 Err(e) if self.input.is_terminal() && e.downcast_ref::<std::io::Error>().is_none() => {
                     note(format!("error: {}", clean(&format!("{e:#}"))));
@@ -185,7 +194,7 @@ impl ChatSession {
     }
 
     /// Sends a message and prints the answer. While the model calls tools, the user is asked for their results.
-    async fn say(&mut self, message: String) -> anyhow::Result<()> {
+    async fn send_message(&mut self, message: String) -> anyhow::Result<()> {
         let mut messages = vec![message];
         loop {
             let Some(answer) = self.answer(&messages).await? else { return Ok(()) };
@@ -197,11 +206,12 @@ impl ChatSession {
                 let name = name.split(' ').next().unwrap_or_default();
                 match self.input.ask(&clean(&format!("result of {name}")))? {
                     TerminalEvent::Line(text) => {
-                        let (id, text) = (&call["id"], json!(text));
+                        let id = &call["id"];
+                        let text = json!(text);
                         messages.push(format!(r#"{{"role":"tool","tool_call_id":{id},"content":{text}}}"#));
                     }
                     TerminalEvent::Nothing | TerminalEvent::End => {
-                        note("the call stays without a result");
+                        note("the tool call is left open");
                         return Ok(());
                     }
                 }
@@ -219,7 +229,7 @@ impl ChatSession {
         if let Some(model) = &self.model {
             body["model"] = json!(model);
         }
-        if let Some(assistant) = self.assistant.as_ref().filter(|_| !self.begun) {
+        if let Some(assistant) = self.assistant.as_ref().filter(|_| !self.created) {
             body["assistant_id"] = json!(assistant);
         }
         // The turn of a cancelled answer may still be running: this one interrupts it.
@@ -237,52 +247,53 @@ impl ChatSession {
             }
         };
         let mut run = None;
-        let heard = tokio::select! {
-            heard = hear(&self.client, body, &mut run) => Some(heard),
+        let outcome = tokio::select! {
+            outcome = receive_answer(&self.client, body, &mut run) => Some(outcome),
             () = stop => None,
         };
-        match heard {
+        match outcome {
             Some(answer) => {
                 let answer = answer?;
-                self.begun = true;
+                self.created = true;
                 Ok(Some(answer))
             }
             None => {
                 line("")?;
                 // The user's message is committed before the model is called.
-                (self.begun, self.stopped) = (true, true);
+                self.created = true;
+                self.stopped = true;
                 if let Some(run) = run {
                     let path = format!("/sessions/{}/runs/{run}/cancel", self.id);
                     // The run may have ended by itself meanwhile.
                     self.stopped = self.client.send(Method::POST, &path, None).await.is_err();
                 }
-                note("stopped; what was said until then is kept");
+                note("stopped; the partial answer is stored");
                 Ok(None)
             }
         }
     }
 
-    async fn obey(&mut self, command: &str) -> anyhow::Result<NextPrompt> {
+    async fn run_command(&mut self, command: &str) -> anyhow::Result<NextPrompt> {
         match SlashCommand::parse(command)? {
             SlashCommand::Help => line(HELP)?,
-            SlashCommand::Quit => return Ok(NextPrompt::Leave),
-            SlashCommand::New => self.go_to(SessionId::generate(), false),
+            SlashCommand::Quit => return Ok(NextPrompt::Quit),
+            SlashCommand::New => self.switch_to(SessionId::generate(), false),
             SlashCommand::History(count) => self.history(count).await?,
             SlashCommand::Sessions => self.sessions().await?,
             SlashCommand::Switch(id) => self.switch(id).await?,
             SlashCommand::Models => self.models().await?,
             SlashCommand::Model(name) => {
-                note(format!("the next answer is {name}'s"));
+                note(format!("the next answer is by {name}"));
                 self.model = Some(name.to_owned());
             }
-            SlashCommand::Fork(at) => self.fork(at).await?,
-            SlashCommand::Rewind(to) => self.rewind(to).await?,
+            SlashCommand::Fork(position) => self.fork(position).await?,
+            SlashCommand::Rewind(position) => self.rewind(position).await?,
             SlashCommand::Checkpoints => self.checkpoints().await?,
             SlashCommand::Checkpoint(label) => self.checkpoint(label).await?,
-            SlashCommand::Compact(keep) => self.compact(keep).await?,
+            SlashCommand::Compact(keep_turns) => self.compact(keep_turns).await?,
             SlashCommand::Title(title) => self.title(title).await?,
         }
-        Ok(NextPrompt::GoOn)
+        Ok(NextPrompt::Continue)
     }
 
     async fn history(&self, count: usize) -> anyhow::Result<()> {
@@ -295,12 +306,12 @@ impl ChatSession {
         Ok(print(sessions_table(&sessions, false))?)
     }
 
-    async fn switch(&mut self, given: &str) -> anyhow::Result<()> {
-        let id = self.client.resolve(given).await?;
+    async fn switch(&mut self, id_part: &str) -> anyhow::Result<()> {
+        let id = self.client.resolve(id_part).await?;
         let Some(last) = recent(&self.client, &id, 2).await? else {
-            bail!("there is no session {id}; /sessions lists them, /new begins one");
+            bail!("there is no session {id}; /sessions lists them, /new creates one");
         };
-        self.go_to(id, true);
+        self.switch_to(id, true);
         Ok(print(last.iter().map(output::said).collect::<String>())?)
     }
 
@@ -310,60 +321,66 @@ impl ChatSession {
         Ok(print(names.collect::<String>())?)
     }
 
-    async fn fork(&mut self, at: Option<&str>) -> anyhow::Result<()> {
-        self.begin().await?;
-        let forked = fork_at(&self.client, self.id.as_str(), at, None).await?;
-        self.go_to(SessionId::new(field(&forked, "id"))?, true);
+    async fn fork(&mut self, position: Option<&str>) -> anyhow::Result<()> {
+        self.ensure_created().await?;
+        let forked = fork_at(&self.client, self.id.as_str(), position, None).await?;
+        self.switch_to(SessionId::new(field(&forked, "id"))?, true);
         Ok(())
     }
 
-    async fn rewind(&self, to: Value) -> anyhow::Result<()> {
+    async fn rewind(&self, position: Value) -> anyhow::Result<()> {
         let path = format!("/sessions/{}/rewind", self.id);
-        let rewound: Value = self.client.post(&path, &to).await?.json().await?;
+        let rewound: Value = self.client.post(&path, &position).await?.json().await?;
         Ok(line(rewound_text(self.id.as_str(), &rewound))?)
     }
 
     async fn checkpoints(&mut self) -> anyhow::Result<()> {
-        self.begin().await?;
+        self.ensure_created().await?;
         let list: Value = self.client.get(&format!("/sessions/{}/checkpoints", self.id)).await?;
         Ok(print(checkpoints_table(list["data"].as_array().map(Vec::as_slice).unwrap_or_default()))?)
     }
 
     async fn checkpoint(&mut self, label: Option<&str>) -> anyhow::Result<()> {
-        self.begin().await?;
+        self.ensure_created().await?;
         let body = label.map_or(json!({}), |label| json!({"label": label}));
         let path = format!("/sessions/{}/checkpoints", self.id);
-        let made: Value = self.client.post(&path, &body).await?.json().await?;
-        Ok(line(clean(&format!("checkpoint {} after message {}", field(&made, "label"), made["position"])))?)
+        let checkpoint: Value = self.client.post(&path, &body).await?.json().await?;
+        Ok(line(clean(&format!(
+            "checkpoint {} after message {}",
+            field(&checkpoint, "label"),
+            checkpoint["position"]
+        )))?)
     }
 
     async fn compact(&self, keep_turns: Option<usize>) -> anyhow::Result<()> {
         let path = format!("/sessions/{}/compact", self.id);
-        let done: Value = self.client.post(&path, &json!({"keep_turns": keep_turns})).await?.json().await?;
-        Ok(line(compacted_text(&done))?)
+        let compacted: Value = self.client.post(&path, &json!({"keep_turns": keep_turns})).await?.json().await?;
+        Ok(line(compacted_text(&compacted))?)
     }
 
     async fn title(&mut self, title: &str) -> anyhow::Result<()> {
-        self.begin().await?;
+        self.ensure_created().await?;
         let body = json!({"title": title}).to_string();
         self.client.send(Method::PATCH, &format!("/sessions/{}", self.id), Some(body)).await?;
-        Ok(line(format!("this is {:?} now", clean(title)))?)
+        Ok(line(format!("the title is now {:?}", clean(title)))?)
     }
 
-    fn go_to(&mut self, id: SessionId, begun: bool) {
-        (self.id, self.begun, self.stopped) = (id, begun, false);
-        note(format!("{}session {}", if begun { "" } else { "new " }, self.id));
+    fn switch_to(&mut self, id: SessionId, created: bool) {
+        self.id = id;
+        self.created = created;
+        self.stopped = false;
+        note(format!("{}session {}", if created { "" } else { "new " }, self.id));
     }
 
     /// Creates the session if it does not exist yet.
-    async fn begin(&mut self) -> anyhow::Result<()> {
-        if !self.begun {
+    async fn ensure_created(&mut self) -> anyhow::Result<()> {
+        if !self.created {
             let mut body = json!({"id": self.id});
             if let Some(assistant) = &self.assistant {
                 body["assistant_id"] = json!(assistant);
             }
             self.client.post("/sessions", &body).await?;
-            self.begun = true;
+            self.created = true;
         }
         Ok(())
     }
@@ -371,36 +388,38 @@ impl ChatSession {
 
 /// Sends a request, prints the streamed answer, and returns the complete message. `run` is set as soon as the run's
 /// id is known.
-async fn hear(client: &ApiClient, body: String, run: &mut Option<String>) -> anyhow::Result<Value> {
+async fn receive_answer(client: &ApiClient, body: String, run: &mut Option<String>) -> anyhow::Result<Value> {
     let mut response = client.send(Method::POST, "/v1/chat/completions", Some(body)).await?;
-    let (mut events, mut answer, mut done) = (SseDecoder::default(), ModelAnswer::default(), false);
-    let mut said = false;
+    let mut events = SseDecoder::default();
+    let mut answer = ModelAnswer::default();
+    let mut complete = false;
+    let mut printed = false;
     while let Some(part) = response.body.next().await {
-        events.push(&part?).map_err(|why| anyhow!(why))?;
+        events.push(&part?).map_err(|reason| anyhow!(reason))?;
         while let Some(data) = events.next_event() {
             if data == "[DONE]" {
-                done = true;
+                complete = true;
                 continue;
             }
             let chunk: Value = serde_json::from_str(&data)?;
             if let Some(id) = chunk["run_id"].as_str() {
                 *run = Some(id.to_owned());
             }
-            if let Some(why) = chunk["error"]["message"].as_str() {
-                bail!("the answer broke off: {why}");
+            if let Some(reason) = chunk["error"]["message"].as_str() {
+                bail!("the stream failed: {reason}");
             }
             if let Some(text) = chunk["choices"][0]["delta"]["content"].as_str().filter(|t| !t.is_empty()) {
                 print(clean(text))?;
-                said = true;
+                printed = true;
             }
-            answer.take(&ModelChunk::Chunk(data)).map_err(|why| anyhow!(why))?;
+            answer.take(&ModelChunk::Chunk(data)).map_err(|reason| anyhow!(reason))?;
         }
     }
-    if said {
+    if printed {
         line("")?;
     }
-    if !done {
-        bail!("the answer broke off; what was said until then is kept");
+    if !complete {
+        bail!("the stream ended early; the partial answer is stored");
     }
     Ok(answer.message().map_or(Value::Null, |m| m.to_value()))
 }

@@ -17,7 +17,7 @@ use tenure::{SessionId, Tenant, User};
 use tower::ServiceExt;
 
 /// Maximum number of sessions scanned to resolve an abbreviated id.
-const MAX_LOOKED_AT: usize = 1000;
+const MAX_SCANNED: usize = 1000;
 
 /// A client of the HTTP routes. Responses are the same in process and over the network.
 #[derive(Debug)]
@@ -64,18 +64,19 @@ impl ApiRefusal {
 
     /// Parses the error envelope.
     fn read(status: u16, body: &str) -> Self {
-        let told = serde_json::from_str::<Value>(body).unwrap_or_default();
-        let text = |name: &str| told["error"][name].as_str().unwrap_or_default().to_owned();
-        let (code, mut message) = (text("code"), text("message"));
+        let error_body = serde_json::from_str::<Value>(body).unwrap_or_default();
+        let text = |name: &str| error_body["error"][name].as_str().unwrap_or_default().to_owned();
+        let code = text("code");
+        let mut message = text("message");
         if message.is_empty() {
             message = format!("the server answered with status {status}: {:.200}", body.trim());
         }
-        match (told["error"]["param"].as_str(), status) {
+        match (error_body["error"]["param"].as_str(), status) {
             (_, 410) => {
-                let what = message.split(';').next().unwrap_or_default().to_owned();
-                message = format!("{what}; `tenure sessions restore` brings it back");
+                let cause = message.split(';').next().unwrap_or_default().to_owned();
+                message = format!("{cause}; `tenure sessions restore` brings it back");
             }
-            (_, 401) => message = "the server wants a key it knows: --key KEY, or TENURE_KEY".to_owned(),
+            (_, 401) => message = "the server requires a valid API key: use --key KEY or TENURE_KEY".to_owned(),
             (Some(param), 400) if !param.is_empty() && !message.contains(param) => {
                 message = format!("{param}: {message}");
             }
@@ -85,7 +86,7 @@ impl ApiRefusal {
     }
 }
 
-fn left_out(headers: &HeaderMap) -> Option<String> {
+fn skipped_header(headers: &HeaderMap) -> Option<String> {
     headers.get(crate::http::transfer::LEFT_OUT)?.to_str().ok().map(str::to_owned)
 }
 
@@ -108,9 +109,9 @@ impl ApiClient {
 
     /// Sends a request. Any status other than success is returned as an `ApiRefusal` error.
     pub async fn send(&self, method: Method, path: &str, body: Option<String>) -> anyhow::Result<ClientResponse> {
-        let (status, answer) = match &self.transport {
-            ClientTransport::Local(router, hand) => {
-                let mut request = Request::builder().method(method).uri(path).extension(hand.clone());
+        let (status, response) = match &self.transport {
+            ClientTransport::Local(router, access) => {
+                let mut request = Request::builder().method(method).uri(path).extension(access.clone());
                 if body.is_some() {
                     request = request.header(header::CONTENT_TYPE, "application/json");
                 }
@@ -121,7 +122,7 @@ impl ApiClient {
                 let response = router.clone().oneshot(request).await.unwrap_or_else(|never| match never {});
                 let (parts, body) = response.into_parts();
                 let body = body.into_data_stream().map(|part| part.map_err(anyhow::Error::from)).boxed();
-                (parts.status, ClientResponse { left_out: left_out(&parts.headers), body })
+                (parts.status, ClientResponse { left_out: skipped_header(&parts.headers), body })
             }
             ClientTransport::Remote { http, base, key } => {
                 let mut request = http.request(method, format!("{base}{path}"));
@@ -134,20 +135,22 @@ impl ApiClient {
                 if let Some(key) = key {
                     request = request.bearer_auth(key);
                 }
-                let response = request.send().await.map_err(|e| match e.is_connect() {
-                    true => anyhow!("can not reach {base}; is the server running? start it with `tenure serve`, or leave --server out to open the store"),
-                    false => anyhow::Error::from(e.without_url()).context(format!("{base} did not answer")),
+                let response = request.send().await.map_err(|e| if e.is_connect() {
+                    anyhow!("cannot connect to {base}; is the server running? start it with `tenure serve`, or omit --server to open the store")
+                } else {
+                    anyhow::Error::from(e.without_url()).context(format!("{base} did not answer"))
                 })?;
-                let (status, left_out) = (response.status(), left_out(response.headers()));
+                let status = response.status();
+                let left_out = skipped_header(response.headers());
                 let lost = |e: reqwest::Error| anyhow::Error::from(e.without_url()).context("the connection was lost");
                 let body = response.bytes_stream().map(move |part| part.map_err(lost)).boxed();
                 (status, ClientResponse { body, left_out })
             }
         };
         if status.is_success() {
-            return Ok(answer);
+            return Ok(response);
         }
-        let body = answer.text().await.unwrap_or_default();
+        let body = response.text().await.unwrap_or_default();
         Err(ApiRefusal::read(status.as_u16(), &body).into())
     }
 
@@ -168,9 +171,9 @@ impl ApiClient {
 
     /// Resolves a session id, or a prefix or suffix of a generated one. An ambiguous abbreviation is an error; one
     /// that matches nothing is taken as an id.
-    pub async fn resolve(&self, given: &str) -> anyhow::Result<SessionId> {
-        let id = SessionId::new(given)?;
-        if !may_be_short(given) {
+    pub async fn resolve(&self, id_part: &str) -> anyhow::Result<SessionId> {
+        let id = SessionId::new(id_part)?;
+        if !may_be_short(id_part) {
             return Ok(id);
         }
         match self.send(Method::GET, &format!("/sessions/{id}/messages?last=1"), None).await {
@@ -178,26 +181,26 @@ impl ApiClient {
             Err(e) if ApiRefusal::of(&e).is_none() => return Err(e),
             _ => return Ok(id),
         }
-        let mut found: Vec<String> = Vec::new();
-        let any = [("status", "active,paused,expired,deleted")];
-        let mut pages = PageStream::new(self, "/sessions", &any, MAX_LOOKED_AT);
+        let mut matches: Vec<String> = Vec::new();
+        let query = [("status", "active,paused,expired,deleted")];
+        let mut pages = PageStream::new(self, "/sessions", &query, MAX_SCANNED);
         while let Some(session) = pages.next().await? {
             let session = session["id"].as_str().unwrap_or_default();
-            if uuid::Uuid::parse_str(session).is_ok() && (session.ends_with(given) || session.starts_with(given)) {
-                found.push(session.to_owned());
+            if uuid::Uuid::parse_str(session).is_ok() && (session.ends_with(id_part) || session.starts_with(id_part)) {
+                matches.push(session.to_owned());
             }
         }
-        match &found[..] {
+        match &matches[..] {
             [] => Ok(id),
             [one] => Ok(SessionId::new(one)?),
-            many => bail!("{given} can be one of {}; write more of it", many.join(", ")),
+            many => bail!("{id_part} is ambiguous: {}; use a longer part of the id", many.join(", ")),
         }
     }
 }
 
 /// Returns true if the text can be a part of a generated id (a UUID).
-fn may_be_short(given: &str) -> bool {
-    (4..36).contains(&given.len()) && given.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-')
+fn may_be_short(id_part: &str) -> bool {
+    (4..36).contains(&id_part.len()) && id_part.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-')
 }
 
 impl ClientResponse {
@@ -207,14 +210,14 @@ impl ClientResponse {
         while let Some(part) = self.body.next().await {
             all.extend_from_slice(&part?);
         }
-        String::from_utf8(all).context("the answer is not text")
+        String::from_utf8(all).context("the response is not valid UTF-8")
     }
 
     /// Reads and deserializes the whole body.
     pub async fn json<T: DeserializeOwned>(self) -> anyhow::Result<T> {
         let text = self.text().await?;
         serde_json::from_str(&text)
-            .context("the answer is not what was expected; is it a tenure server of this version?")
+            .context("the response could not be parsed; is it a tenure server of the same version?")
     }
 }
 
@@ -224,7 +227,7 @@ pub struct PageStream<'a> {
     path: String,
     query: Vec<(String, String)>,
     page: std::vec::IntoIter<Value>,
-    left: usize,
+    remaining: usize,
     /// The requested page size. `None` lets the server choose.
     size: Option<usize>,
     /// The cursor of the next page: `None` before the first page, `Some(None)` after the last.
@@ -240,7 +243,7 @@ impl<'a> PageStream<'a> {
             path: path.to_owned(),
             query,
             page: Vec::new().into_iter(),
-            left: limit,
+            remaining: limit,
             size: Some(100),
             next: None,
         }
@@ -248,13 +251,13 @@ impl<'a> PageStream<'a> {
 
     /// Returns the next element, or `None` at the end of the list or at the limit.
     pub async fn next(&mut self) -> anyhow::Result<Option<Value>> {
-        while self.left > 0 {
-            if let Some(thing) = self.page.next() {
-                self.left -= 1;
-                return Ok(Some(thing));
+        while self.remaining > 0 {
+            if let Some(item) = self.page.next() {
+                self.remaining -= 1;
+                return Ok(Some(item));
             }
             let mut query = self.query.clone();
-            query.extend(self.size.map(|size| ("limit".to_owned(), self.left.min(size).to_string())));
+            query.extend(self.size.map(|size| ("limit".to_owned(), self.remaining.min(size).to_string())));
             match &self.next {
                 None => {}
                 Some(Some(cursor)) => query.push(("cursor".to_owned(), cursor.clone())),
@@ -270,7 +273,7 @@ impl<'a> PageStream<'a> {
                 page => page?,
             };
             self.next = Some(page["next_cursor"].as_str().map(str::to_owned));
-            let Value::Array(list) = page["data"].take() else { bail!("{} did not answer with a list", self.path) };
+            let Value::Array(list) = page["data"].take() else { bail!("{} did not return a list", self.path) };
             self.page = list.into_iter();
         }
         Ok(None)
@@ -279,8 +282,8 @@ impl<'a> PageStream<'a> {
     /// Collects all elements, and returns them with the cursor of the next page, if there is one.
     pub async fn all(mut self) -> anyhow::Result<(Vec<Value>, Option<String>)> {
         let mut all = Vec::new();
-        while let Some(thing) = self.next().await? {
-            all.push(thing);
+        while let Some(item) = self.next().await? {
+            all.push(item);
         }
         Ok((all, self.next.flatten()))
     }

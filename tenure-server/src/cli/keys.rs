@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use tenure::{HistoryMode, HumanDuration};
 
-/// What to do with keys.
+/// Commands for API keys.
 #[derive(Debug, Subcommand)]
 pub enum KeysCommand {
     /// Create a key; its secret is shown once and stored nowhere
@@ -22,7 +22,7 @@ pub enum KeysCommand {
     Rotate {
         /// The key, by its id
         id: String,
-        /// How long the old key works on
+        /// How long the old key stays valid
         #[arg(long, value_name = "TIME", default_value = "1h")]
         grace: HumanDuration,
     },
@@ -39,16 +39,16 @@ pub enum KeysCommand {
 /// A key to be created.
 #[derive(Debug, Args)]
 pub struct AddKey {
-    /// What it permits
+    /// The rights it grants
     #[arg(long, value_delimiter = ',', default_value = "read,write")]
     rights: Vec<Right>,
-    /// What it is for
+    /// A description of its purpose
     #[arg(long, value_name = "TEXT")]
     name: Option<String>,
     /// How the messages of its requests are merged: auto, full or append
     #[arg(long, value_name = "MODE", value_parser = history)]
     history: Option<HistoryMode>,
-    /// How long it works, such as 90d (default: until it is revoked)
+    /// Lifetime of the key, such as 90d (default: until it is revoked)
     #[arg(long, value_name = "TIME")]
     expires_in: Option<HumanDuration>,
     /// Requests per minute, on each node; 0: unlimited
@@ -68,25 +68,25 @@ pub struct AddKey {
 impl KeysCommand {
     /// Executes the command. For a new key, `--tenant` and `--user` are the tenant it grants access to and the user
     /// it is bound to.
-    pub async fn run(self, at: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
+    pub async fn run(self, target: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
         if let Self::AllowUnauthenticated = self {
-            at.house(Needs::Sessions).await?.keys.allow_unauthenticated().await?;
-            note("a server on loopback answers without a key now, whoever asks");
+            target.house(Needs::Sessions).await?.keys.allow_unauthenticated().await?;
+            note("servers on loopback now accept unauthenticated requests");
             return Ok(());
         }
         let needs = if matches!(self, Self::Add(_)) { Needs::Store } else { Needs::Sessions };
         // `--user` is the user a new key is bound to, not the user of this request.
-        let client = TargetArgs { user: None, ..at.clone() }.client(needs).await?;
+        let client = TargetArgs { user: None, ..target.clone() }.client(needs).await?;
         match self {
-            Self::Add(add) => add.run(&client, at, as_json).await,
-            Self::List => list(&client, at, as_json).await,
+            Self::Add(add) => add.run(&client, target, as_json).await,
+            Self::List => list(&client, target, as_json).await,
             Self::Rotate { id, grace } => {
                 if !is_id(&id) {
                     bail!("there is no key {}; `tenure keys list` shows them", clean(&id));
                 }
                 let path = format!("/keys/{id}/rotate");
                 let key: Value = client.post(&path, &json!({"grace": grace})).await?.json().await?;
-                show(&key, as_json)
+                print_key(&key, as_json)
             }
             Self::Revoke { ids } => revoke(&client, ids, as_json).await,
             Self::AllowUnauthenticated => Ok(()),
@@ -95,7 +95,7 @@ impl KeysCommand {
 }
 
 impl AddKey {
-    async fn run(self, client: &ApiClient, at: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
+    async fn run(self, client: &ApiClient, target: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
         let expires_at = match self.expires_in {
             None => None,
             Some(time) => time.duration().map(|time| crate::clock::now().checked_add(time)).transpose()?,
@@ -107,31 +107,34 @@ impl AddKey {
             max_stored_bytes: self.max_stored_bytes,
         };
         let body = json!({
-            "name": self.name, "user": at.user, "rights": self.rights, "history": self.history,
+            "name": self.name, "user": target.user, "rights": self.rights, "history": self.history,
             "expires_at": expires_at, "limits": limits,
         });
         let key: Value = client.post("/keys", &body).await?.json().await?;
-        show(&key, as_json)?;
+        print_key(&key, as_json)?;
         if !as_json && client.is_store() {
-            note("servers on this store answer nobody without a key");
+            note("servers on this store now require a key for every request");
         }
         Ok(())
     }
 }
 
 /// Prints a key that was just created, with its secret.
-fn show(key: &Value, as_json: bool) -> anyhow::Result<()> {
+fn print_key(key: &Value, as_json: bool) -> anyhow::Result<()> {
     let text = |name: &str| key[name].as_str().unwrap_or_default();
     if as_json {
         return Ok(line(key.to_string())?);
     }
     line(text("key"))?;
-    note(format!("this is the key {}, shown this once; clients send `Authorization: Bearer KEY`", text("id")));
+    note(format!(
+        "key {} was created; its secret is shown only once; clients send `Authorization: Bearer KEY`",
+        text("id")
+    ));
     Ok(())
 }
 
-async fn list(client: &ApiClient, at: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
-    let all = client.is_store() && at.tenant.is_none();
+async fn list(client: &ApiClient, target: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
+    let all = client.is_store() && target.tenant.is_none();
     let list: Value = client.get(if all { "/keys?tenant=*" } else { "/keys" }).await?;
     if as_json {
         return Ok(line(list.to_string())?);
@@ -143,7 +146,9 @@ async fn list(client: &ApiClient, at: &TargetArgs, as_json: bool) -> anyhow::Res
         let user = key["user"].as_str().unwrap_or("any");
         let used = if key["last_used_at"].is_null() { "never".to_owned() } else { age(&key["last_used_at"], now) };
         let expires = text("expires_at").split('T').next().unwrap_or_default().to_owned();
-        let (id, name, tenant) = (text("id").to_owned(), clean(text("name")), text("tenant").to_owned());
+        let id = text("id").to_owned();
+        let name = clean(text("name"));
+        let tenant = text("tenant").to_owned();
         [id, name, tenant, user.to_owned(), rights.join(","), age(&key["created_at"], now), used, expires]
     };
     let rows = list["data"].as_array().into_iter().flatten().map(row).collect();
@@ -151,23 +156,24 @@ async fn list(client: &ApiClient, at: &TargetArgs, as_json: bool) -> anyhow::Res
 }
 
 async fn revoke(client: &ApiClient, ids: Vec<String>, as_json: bool) -> anyhow::Result<()> {
-    let (mut unknown, mut gone) = (Vec::new(), Vec::new());
+    let mut unknown = Vec::new();
+    let mut revoked = Vec::new();
     for id in ids {
         if !is_id(&id) {
             unknown.push(id);
             continue;
         }
         match client.send(Method::DELETE, &format!("/keys/{id}"), None).await {
-            Ok(_) if as_json => gone.push(id),
+            Ok(_) if as_json => revoked.push(id),
             Ok(_) => line(format!("{id} is revoked"))?,
-            Err(e) if super::client::ApiRefusal::of(&e).is_some_and(|refused| refused.status == 404) => {
+            Err(e) if super::client::ApiRefusal::of(&e).is_some_and(|refusal| refusal.status == 404) => {
                 unknown.push(id)
             }
             Err(e) => return Err(e),
         }
     }
     if as_json {
-        line(json!({"revoked": gone, "unknown": unknown}).to_string())?;
+        line(json!({"revoked": revoked, "unknown": unknown}).to_string())?;
     }
     if !unknown.is_empty() {
         bail!("there is no key {}; `tenure keys list` shows them", clean(&unknown.join(", ")));

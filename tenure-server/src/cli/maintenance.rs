@@ -9,53 +9,57 @@ use tenure::SessionKey;
 use tenure::store::{self, FORMAT};
 
 /// Runs one pass of the sweep and prints a summary.
-pub async fn sweep(at: &TargetArgs, as_json: bool) -> anyhow::Result<ExitCode> {
-    let app = at.house(Needs::Hooks).await?;
+pub async fn sweep(target: &TargetArgs, as_json: bool) -> anyhow::Result<ExitCode> {
+    let app = target.house(Needs::Hooks).await?;
     let report = app.tenure.sweep().await?;
     let names = |keys: &[SessionKey]| keys.iter().map(ToString::to_string).collect::<Vec<_>>();
-    let (expired, evicted, purged) = (names(&report.expired), names(&report.evicted), names(&report.purged));
+    let expired = names(&report.expired);
+    let evicted = names(&report.evicted);
+    let purged = names(&report.purged);
     let failed: Vec<_> =
-        report.failed.iter().map(|(key, why)| json!({"session": key.to_string(), "why": why})).collect();
+        report.failed.iter().map(|(key, reason)| json!({"session": key.to_string(), "why": reason})).collect();
     if as_json {
-        let (items, suspended, more) = (report.items, &report.suspended, report.more);
-        let told = json!({"expired": expired, "evicted": evicted, "purged": purged, "items": items, "failed": failed, "suspended": suspended, "more": more});
-        line(told.to_string())?;
+        let items = report.items;
+        let suspended = &report.suspended;
+        let more = report.more;
+        let summary = json!({"expired": expired, "evicted": evicted, "purged": purged, "items": items, "failed": failed, "suspended": suspended, "more": more});
+        line(summary.to_string())?;
     } else {
-        for (what, keys) in [("expired", &expired), ("over the cap", &evicted), ("purged", &purged)] {
-            keys.iter().try_for_each(|key| line(format!("{what}: {key}")))?;
+        for (label, keys) in [("expired", &expired), ("over the cap", &evicted), ("purged", &purged)] {
+            keys.iter().try_for_each(|key| line(format!("{label}: {key}")))?;
         }
         let counts = [expired.len(), evicted.len(), purged.len()];
         line(format!("{} expired, {} over the cap, {} purged", counts[0], counts[1], counts[2]))?;
         line(format!("{} cached and other items removed", report.items))?;
         if report.more {
-            note("there is more to do: run it again");
+            note("the pass was limited; run it again for the rest");
         }
     }
-    if let Some(why) = report.suspended {
-        bail!("nothing was expired or purged: {why}");
+    if let Some(reason) = report.suspended {
+        bail!("nothing was expired or purged: {reason}");
     }
-    for (key, why) in &report.failed {
-        note(format!("{key}: {}", clean(why)));
+    for (key, reason) in &report.failed {
+        note(format!("{key}: {}", clean(reason)));
     }
     match report.failed.len() {
         0 => Ok(ExitCode::SUCCESS),
-        n => bail!("{n} sessions could not be swept; the next pass tries again"),
+        n => bail!("{n} sessions could not be swept; the next pass retries them"),
     }
 }
 
 /// Opens the store, which migrates it to the newest format, and prints a summary.
-pub async fn migrate(at: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
-    let url = at.load(&[])?.store;
-    let before = store::format(&url).await?;
-    let app = at.house(Needs::Store).await?;
-    let mended: Vec<String> = app.tenure.repairs().iter().map(|r| format!("{}: {}", r.place, r.what)).collect();
+pub async fn migrate(target: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
+    let url = target.load(&[])?.store;
+    let old_format = store::format(&url).await?;
+    let app = target.house(Needs::Store).await?;
+    let repairs: Vec<String> = app.tenure.repairs().iter().map(|r| format!("{}: {}", r.place, r.what)).collect();
     if as_json {
-        return Ok(line(json!({"from": before, "to": FORMAT, "mended": mended}).to_string())?);
+        return Ok(line(json!({"from": old_format, "to": FORMAT, "mended": repairs}).to_string())?);
     }
-    match before {
+    match old_format {
         None => line(format!("a new store, format {FORMAT}"))?,
         Some(FORMAT) => line(format!("format {FORMAT}, the newest; nothing to do"))?,
-        Some(before) => line(format!("format {before} became format {FORMAT}"))?,
+        Some(old_format) => line(format!("migrated from format {old_format} to format {FORMAT}"))?,
     }
-    Ok(mended.iter().try_for_each(|m| line(format!("mended: {}", clean(m))))?)
+    Ok(repairs.iter().try_for_each(|m| line(format!("repaired: {}", clean(m))))?)
 }

@@ -11,52 +11,52 @@ use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
-/// What to do with memories.
+/// Commands for memories.
 #[derive(Debug, Subcommand)]
 pub enum MemoriesCommand {
     /// List memories
     List {
         #[command(flatten)]
-        whose: OwnerArgs,
-        /// At most so many
+        owner: OwnerArgs,
+        /// Maximum number of results
         #[arg(long, value_name = "N", default_value_t = 20)]
         limit: usize,
     },
-    /// Recall what has to do with a question
+    /// Search memories that are relevant to a question
     Search {
         /// The question
         question: String,
         #[command(flatten)]
-        whose: OwnerArgs,
-        /// At most so many
+        owner: OwnerArgs,
+        /// Maximum number of results
         #[arg(long, value_name = "N", default_value_t = 10)]
         limit: usize,
     },
-    /// Remember something
+    /// Add a memory
     Add {
-        /// The words: one fact
+        /// The text: one fact
         text: String,
         #[command(flatten)]
-        whose: OwnerArgs,
+        owner: OwnerArgs,
     },
-    /// Forget a memory
+    /// Remove a memory
     Forget {
         /// The memory
         id: String,
         #[command(flatten)]
-        whose: OwnerArgs,
+        owner: OwnerArgs,
     },
-    /// Give all memories vectors of the configured model (a running server does it by itself)
+    /// Compute the embeddings of all memories with the configured model (a running server does this automatically)
     Embed,
 }
 
-/// Whose memories: a session's, an assistant's, or the user's own (`--user`).
+/// The owner of the memories: a session, an assistant, or the user (`--user`).
 #[derive(Debug, Args)]
 pub struct OwnerArgs {
-    /// Those of this session, as its assistant shares them
+    /// Memories of this session, in the scope its assistant defines
     #[arg(long, value_name = "ID", conflicts_with = "assistant")]
     session: Option<String>,
-    /// Those of this assistant
+    /// Memories of this assistant
     #[arg(long, value_name = "NAME")]
     assistant: Option<String>,
 }
@@ -68,13 +68,13 @@ impl OwnerArgs {
     }
 }
 
-/// What to dream.
+/// Options of a dream (memory consolidation).
 #[derive(Debug, Args)]
 pub struct DreamArgs {
-    /// Only say what would be promoted
+    /// Only show what would be promoted
     #[arg(long, conflicts_with = "undo")]
     dry_run: bool,
-    /// Take back what a dream promoted
+    /// Undo the promotions of a dream
     #[arg(long, value_name = "DREAM")]
     undo: Option<String>,
     /// List the dreams that promoted something
@@ -93,26 +93,28 @@ fn query(pairs: &[(&str, &str)]) -> String {
 
 impl MemoriesCommand {
     /// Executes the command.
-    pub async fn run(self, at: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
+    pub async fn run(self, target: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
         if matches!(self, Self::Embed) {
-            return embed(at, json).await;
+            return embed(target, json).await;
         }
-        let client = at.client(Needs::Vectors).await?;
+        let client = target.client(Needs::Vectors).await?;
         match self {
-            Self::List { whose, limit } => list(&client, &whose, limit, json).await?,
-            Self::Search { question, whose, limit } => search(&client, &question, &whose, limit, json).await?,
-            Self::Add { text, whose } => {
+            Self::List { owner, limit } => list(&client, &owner, limit, json).await?,
+            Self::Search { question, owner, limit } => search(&client, &question, &owner, limit, json).await?,
+            Self::Add { text, owner } => {
                 let mut body = json!({"text": text});
-                for (name, value) in whose.pairs() {
+                for (name, value) in owner.pairs() {
                     body[name] = json!(value);
                 }
                 let text = client.post("/memories", &body).await?.text().await?;
-                say(json, &text, |m| format!("{} is remembered, for the {}", field(m, "id"), field(m, "scope")))?;
+                print_result(json, &text, |m| {
+                    format!("{} is remembered, for the {}", field(m, "id"), field(m, "scope"))
+                })?;
             }
-            Self::Forget { id, whose } => {
-                let path = format!("/memories/{}{}", clean(&id), query(&whose.pairs()));
+            Self::Forget { id, owner } => {
+                let path = format!("/memories/{}{}", clean(&id), query(&owner.pairs()));
                 let text = client.send(Method::DELETE, &path, None).await?.text().await?;
-                say(json, &text, |m| format!("{} is forgotten", field(m, "id")))?;
+                print_result(json, &text, |m| format!("{} is forgotten", field(m, "id")))?;
             }
             Self::Embed => {}
         }
@@ -120,15 +122,12 @@ impl MemoriesCommand {
     }
 }
 
-fn say(json: bool, text: &str, words: impl Fn(&Value) -> String) -> anyhow::Result<()> {
-    match json {
-        true => Ok(line(text)?),
-        false => Ok(line(words(&serde_json::from_str(text)?))?),
-    }
+fn print_result(json: bool, text: &str, describe: impl Fn(&Value) -> String) -> anyhow::Result<()> {
+    if json { Ok(line(text)?) } else { Ok(line(describe(&serde_json::from_str(text)?))?) }
 }
 
-async fn list(client: &ApiClient, whose: &OwnerArgs, limit: usize, json: bool) -> anyhow::Result<()> {
-    let (memories, next) = PageStream::new(client, "/memories", &whose.pairs(), limit).all().await?;
+async fn list(client: &ApiClient, owner: &OwnerArgs, limit: usize, json: bool) -> anyhow::Result<()> {
+    let (memories, next) = PageStream::new(client, "/memories", &owner.pairs(), limit).all().await?;
     if json {
         return Ok(line(json!({"object": "list", "data": memories, "next_cursor": next}).to_string())?);
     }
@@ -154,42 +153,43 @@ fn table(memories: &[Value]) -> String {
     output::table(["id", "age", "uses", "scope", "text"], memories.iter().map(row).collect())
 }
 
-async fn search(client: &ApiClient, question: &str, whose: &OwnerArgs, limit: usize, json: bool) -> anyhow::Result<()> {
+async fn search(client: &ApiClient, question: &str, owner: &OwnerArgs, limit: usize, json: bool) -> anyhow::Result<()> {
     let limit = limit.to_string();
-    let mut pairs = whose.pairs();
+    let mut pairs = owner.pairs();
     pairs.extend([("q", question), ("limit", limit.as_str())]);
     let text = client.send(Method::GET, &format!("/memories/search{}", query(&pairs)), None).await?.text().await?;
     if json {
         return Ok(line(text)?);
     }
-    let found: Value = serde_json::from_str(&text)?;
-    print(table(found["data"].as_array().map(Vec::as_slice).unwrap_or_default()))?;
-    if let Some(why) = found["note"].as_str() {
-        note(why);
+    let results: Value = serde_json::from_str(&text)?;
+    print(table(results["data"].as_array().map(Vec::as_slice).unwrap_or_default()))?;
+    if let Some(reason) = results["note"].as_str() {
+        note(reason);
     }
     Ok(())
 }
 
-async fn embed(at: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
-    let app = at.house(Needs::Vectors).await?;
+async fn embed(target: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
+    let app = target.house(Needs::Vectors).await?;
     let bar = if json { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
-    bar.set_message("memories have new vectors");
-    let done = app.tenure.embed_all(|n| bar.inc(n as u64)).await?;
+    bar.set_message("memories have new embeddings");
+    let count = app.tenure.embed_all(|n| bar.inc(n as u64)).await?;
     bar.finish_and_clear();
-    match json {
-        true => line(json!({"embedded": done}).to_string())?,
-        false => line(format!("{done} memories have new vectors"))?,
+    if json {
+        line(json!({"embedded": count}).to_string())?;
+    } else {
+        line(format!("{count} memories have new embeddings"))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 impl DreamArgs {
     /// Executes the command.
-    pub async fn run(self, at: &TargetArgs) -> anyhow::Result<ExitCode> {
-        if at.user.is_some() {
-            bail!("a dream is the tenant's; leave --user out");
+    pub async fn run(self, target: &TargetArgs) -> anyhow::Result<ExitCode> {
+        if target.user.is_some() {
+            bail!("dreams apply to the whole tenant; omit --user");
         }
-        let client = at.client(Needs::Sessions).await?;
+        let client = target.client(Needs::Sessions).await?;
         let text = match &self.undo {
             Some(dream) => client.send(Method::DELETE, &format!("/dreams/{}", clean(dream)), None).await?,
             None if self.list => client.send(Method::GET, "/dreams", None).await?,
@@ -200,18 +200,18 @@ impl DreamArgs {
             line(text)?;
             return Ok(ExitCode::SUCCESS);
         }
-        let told: Value = serde_json::from_str(&text)?;
+        let response: Value = serde_json::from_str(&text)?;
         if self.undo.is_some() {
-            line(format!("{} memories were taken back", told["undone"]))?;
+            line(format!("{} promoted memories were removed", response["undone"]))?;
         } else if self.list {
-            let dreams = told["data"].as_array().map(Vec::as_slice).unwrap_or_default();
+            let dreams = response["data"].as_array().map(Vec::as_slice).unwrap_or_default();
             let row = |d: &Value| {
                 let promoted = d["promoted"].as_array().map_or(0, Vec::len).to_string();
                 [clean(field(d, "id")), clean(field(d, "at")), promoted]
             };
             print(output::table(["id", "at", "promoted"], dreams.iter().map(row).collect()))?;
         } else {
-            report(&told)?;
+            report(&response)?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -221,12 +221,14 @@ fn report(dream: &Value) -> anyhow::Result<()> {
     let promoted = dream["promoted"].as_array().map(Vec::as_slice).unwrap_or_default();
     let row = |p: &Value| {
         let number = |name: &str| p[name].to_string();
-        let (user, session) = (brief(field(p, "user"), 24), clean(field(p, "session_id")));
+        let user = brief(field(p, "user"), 24);
+        let session = clean(field(p, "session_id"));
         [clean(field(p, "memory")), user, session, number("recalls"), number("questions"), number("days")]
     };
-    let head = ["memory", "user", "session", "recalls", "questions", "days"];
-    print(output::table(head, promoted.iter().map(row).collect()))?;
-    let (n, sessions) = (promoted.len(), &dream["sessions"]);
+    let header = ["memory", "user", "session", "recalls", "questions", "days"];
+    print(output::table(header, promoted.iter().map(row).collect()))?;
+    let n = promoted.len();
+    let sessions = &dream["sessions"];
     match dream["dry_run"].as_bool() {
         Some(true) => note(format!("{n} memories of {sessions} sessions would be promoted")),
         _ => note(format!("{n} memories of {sessions} sessions were promoted ({})", clean(field(dream, "id")))),

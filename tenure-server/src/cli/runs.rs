@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::process::ExitCode;
 use tenure::{RunId, SessionId};
 
-/// What to do with runs.
+/// Commands for runs.
 #[derive(Debug, Subcommand)]
 pub enum RunsCommand {
     /// List the runs of a session, oldest first
@@ -18,14 +18,14 @@ pub enum RunsCommand {
         /// The session
         session: String,
     },
-    /// Show a run: where it stands, its last answer, what it waits for
+    /// Show a run: its status, its last answer, and the reviews it waits for
     Show {
         /// The session
         session: String,
         /// The run (default: the last one)
         run: Option<String>,
     },
-    /// Stop a run; what happened is kept, tools that were called are not undone
+    /// Cancel a run; its results so far are stored, completed tool calls are not undone
     Cancel {
         /// The session
         session: String,
@@ -36,8 +36,8 @@ pub enum RunsCommand {
 
 impl RunsCommand {
     /// Executes the command.
-    pub async fn run(self, at: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
-        let client = at.client(Needs::Sessions).await?;
+    pub async fn run(self, target: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
+        let client = target.client(Needs::Sessions).await?;
         match self {
             Self::List { session } => {
                 let id = client.resolve(&session).await?;
@@ -51,14 +51,14 @@ impl RunsCommand {
             }
             Self::Show { session, run } => {
                 let id = client.resolve(&session).await?;
-                let run = named(&client, &id, run).await?;
+                let run = resolve_run(&client, &id, run).await?;
                 let path = format!("/sessions/{id}/runs/{run}");
                 let text = client.send(Method::GET, &path, None).await?.text().await?;
-                if json { line(text)? } else { print(whole(&serde_json::from_str(&text)?))? }
+                if json { line(text)? } else { print(run_details(&serde_json::from_str(&text)?))? }
             }
             Self::Cancel { session, run } => {
                 let id = client.resolve(&session).await?;
-                let run = named(&client, &id, run).await?;
+                let run = resolve_run(&client, &id, run).await?;
                 let path = format!("/sessions/{id}/runs/{run}/cancel");
                 let text = client.post(&path, &json!({})).await?.text().await?;
                 if json {
@@ -74,7 +74,7 @@ impl RunsCommand {
 }
 
 /// Resolves the run a command refers to: the last one if none is named.
-async fn named(client: &ApiClient, id: &SessionId, run: Option<String>) -> anyhow::Result<RunId> {
+async fn resolve_run(client: &ApiClient, id: &SessionId, run: Option<String>) -> anyhow::Result<RunId> {
     if let Some(run) = run {
         return Ok(RunId::new(run)?);
     }
@@ -88,13 +88,19 @@ async fn named(client: &ApiClient, id: &SessionId, run: Option<String>) -> anyho
 fn runs_table(runs: &[Value]) -> String {
     let now = crate::clock::now();
     let row = |r: &Value| {
-        let why = brief(field(r, "error"), 60);
-        [clean(field(r, "id")), age(&r["started_at"], now), field(r, "status").to_owned(), clean(field(r, "code")), why]
+        let error = brief(field(r, "error"), 60);
+        [
+            clean(field(r, "id")),
+            age(&r["started_at"], now),
+            field(r, "status").to_owned(),
+            clean(field(r, "code")),
+            error,
+        ]
     };
     output::table(["id", "age", "status", "code", "error"], runs.iter().map(row).collect())
 }
 
-fn whole(run: &Value) -> String {
+fn run_details(run: &Value) -> String {
     let mut text = String::new();
     for (name, value) in [
         ("run", "id"),
@@ -113,8 +119,8 @@ fn whole(run: &Value) -> String {
         text.push_str(&format!("{:<11}{}\n", "waits for", clean(review.as_str().unwrap_or_default())));
     }
     if run["answer"].is_object() {
-        let said = clean(&output::text(&run["answer"]));
-        text.extend(said.lines().map(|l| format!("    {l}\n")));
+        let answer = clean(&output::text(&run["answer"]));
+        text.extend(answer.lines().map(|l| format!("    {l}\n")));
         let calls = run["answer"]["tool_calls"].as_array();
         text.extend(calls.into_iter().flatten().map(|c| clean(&format!("    → {}\n", output::call(c)))));
     }

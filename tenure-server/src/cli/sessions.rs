@@ -12,16 +12,16 @@ use serde_json::{Value, json};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-/// What to do with sessions.
+/// Commands for sessions.
 #[derive(Debug, Subcommand)]
 pub enum SessionsCommand {
     /// List sessions, last active first
     List(ListSessions),
-    /// Show a session: what it is, what was said, its checkpoints
+    /// Show a session: its properties, messages and checkpoints
     Show {
         /// The session
         id: String,
-        /// Only the last so many messages
+        /// Only the last N messages
         #[arg(long, value_name = "N")]
         last: Option<usize>,
     },
@@ -29,39 +29,39 @@ pub enum SessionsCommand {
     Export(ExportArgs),
     /// Read sessions from files: our exports, OpenAI messages, mistral.rs, Claude Code, the OpenAI Agents SDK
     Import(ImportArgs),
-    /// Make a new session that begins like this one
+    /// Fork a session: create a new one that shares its beginning
     Fork {
         /// The session
         id: String,
-        /// Where it leaves: a number of messages, turn:N, or the label of a checkpoint (default: the end)
+        /// The position to fork at: a number of messages, turn:N, or the label of a checkpoint (default: the end)
         #[arg(long, value_name = "PLACE")]
         at: Option<String>,
         /// The id of the new session
         #[arg(long = "id", value_name = "ID")]
         new: Option<String>,
     },
-    /// Go back; what is cut off stays readable
+    /// Rewind a session; discarded messages stay readable
     Rewind {
         /// The session
         id: String,
-        /// Where to: a number of messages, turn:N, or the label of a checkpoint
+        /// The position to rewind to: a number of messages, turn:N, or the label of a checkpoint
         place: String,
-        /// Its workspace goes back as well; what is in it is committed first
+        /// Also restore its workspace; the current files are committed first
         #[arg(long)]
         workspace: bool,
     },
-    /// Have a summary of the oldest turns written, which models are shown instead; the messages stay
+    /// Summarize the oldest turns; models see the summary instead, the messages stay stored
     Compact {
         /// The session
         id: String,
-        /// So many of the newest turns stay as they are (default: 2)
+        /// Number of newest turns to leave unsummarized (default: 2)
         #[arg(long, value_name = "N")]
         keep: Option<usize>,
         /// The model that writes it (default: the session's)
         #[arg(long, value_name = "NAME")]
         model: Option<String>,
     },
-    /// Take the summary away: models are shown the messages themselves again
+    /// Remove the summary: models see the messages again
     Uncompact {
         /// The session
         id: String,
@@ -71,20 +71,20 @@ pub enum SessionsCommand {
         /// The sessions
         #[arg(required = true)]
         ids: Vec<String>,
-        /// Destroy them for good
+        /// Purge them permanently
         #[arg(long)]
         purge: bool,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(long, short)]
         yes: bool,
     },
-    /// Bring sessions back that were deleted or have expired
+    /// Restore deleted or expired sessions
     Restore {
         /// The sessions
         #[arg(required = true)]
         ids: Vec<String>,
     },
-    /// Find sessions by their titles and by what was said
+    /// Search titles and messages
     Search(SearchArgs),
 }
 
@@ -115,13 +115,13 @@ pub struct ListSessions {
     /// Begun before this time
     #[arg(long, value_name = "TIME")]
     created_before: Option<String>,
-    /// At most so many
+    /// Maximum number of results
     #[arg(long, value_name = "N", default_value_t = 20, conflicts_with = "all")]
     limit: usize,
     /// All of them
     #[arg(long)]
     all: bool,
-    /// Whole ids
+    /// Show full ids
     #[arg(long)]
     long: bool,
 }
@@ -141,21 +141,21 @@ pub enum StatusFilter {
 
 impl SessionsCommand {
     /// Executes the command.
-    pub async fn run(self, at: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
+    pub async fn run(self, target: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
         let needs = match self {
             Self::Import(_) => Needs::Store,
             Self::Compact { .. } => Needs::Models,
             _ => Needs::Sessions,
         };
-        let client = at.client(needs).await?;
+        let client = target.client(needs).await?;
         match self {
-            Self::List(what) => list(&client, &what, json).await?,
+            Self::List(args) => list(&client, &args, json).await?,
             Self::Show { id, last } => show(&client, &id, last, json).await?,
-            Self::Export(what) => return transfer::export(&client, &what).await,
-            Self::Import(what) => return transfer::import(&client, &what, json).await,
+            Self::Export(args) => return transfer::export(&client, &args).await,
+            Self::Import(args) => return transfer::import(&client, &args, json).await,
             Self::Fork { id, at, new } => fork(&client, &id, at.as_deref(), new, json).await?,
-            Self::Rewind { id, place: to, workspace } => {
-                let mut body = place(&to)?;
+            Self::Rewind { id, place: position, workspace } => {
+                let mut body = place(&position)?;
                 if workspace {
                     body["workspace"] = true.into();
                 }
@@ -165,39 +165,39 @@ impl SessionsCommand {
             Self::Uncompact { id } => uncompact(&client, &id, json).await?,
             Self::Delete { ids, purge, yes } => delete(&client, &ids, purge, yes, json).await?,
             Self::Restore { ids } => restore(&client, &ids, json).await?,
-            Self::Search(what) => search::run(&client, &what, json).await?,
+            Self::Search(args) => search::run(&client, &args, json).await?,
         }
         Ok(ExitCode::SUCCESS)
     }
 }
 
-async fn list(client: &ApiClient, what: &ListSessions, json: bool) -> anyhow::Result<()> {
-    let status = what.status.and_then(|s| s.to_possible_value()).map(|s| s.get_name().to_owned());
+async fn list(client: &ApiClient, args: &ListSessions, json: bool) -> anyhow::Result<()> {
+    let status = args.status.and_then(|s| s.to_possible_value()).map(|s| s.get_name().to_owned());
     let mut query: Vec<(String, String)> = [
         ("status", &status),
-        ("assistant_id", &what.assistant),
-        ("thread_id", &what.thread),
-        ("title", &what.title),
-        ("created_after", &what.created_after),
-        ("created_before", &what.created_before),
+        ("assistant_id", &args.assistant),
+        ("thread_id", &args.thread),
+        ("title", &args.title),
+        ("created_after", &args.created_after),
+        ("created_before", &args.created_before),
     ]
     .into_iter()
     .filter_map(|(name, value)| Some((name.to_owned(), value.clone()?)))
     .collect();
-    query.extend(what.tag.iter().map(|t| ("tag".to_owned(), t.clone())));
-    for pair in &what.metadata {
+    query.extend(args.tag.iter().map(|t| ("tag".to_owned(), t.clone())));
+    for pair in &args.metadata {
         let (key, value) = pair.split_once('=').context("--metadata takes KEY=VALUE")?;
         query.push((format!("metadata.{key}"), value.to_owned()));
     }
     let query: Vec<(&str, &str)> = query.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
-    let limit = if what.all { usize::MAX } else { what.limit };
+    let limit = if args.all { usize::MAX } else { args.limit };
     let (sessions, next) = PageStream::new(client, "/sessions", &query, limit).all().await?;
     if json {
         return Ok(line(json!({"object": "list", "data": sessions, "next_cursor": next}).to_string())?);
     }
-    print(sessions_table(&sessions, what.long))?;
+    print(sessions_table(&sessions, args.long))?;
     if next.is_some() {
-        note(format!("there are more: --limit {} or --all", what.limit.saturating_mul(2).max(1)));
+        note(format!("there are more: --limit {} or --all", args.limit.saturating_mul(2).max(1)));
     }
     Ok(())
 }
@@ -220,8 +220,8 @@ pub fn sessions_table(sessions: &[Value], long: bool) -> String {
     output::table(["id", "age", "user", "title", "messages", "status"], sessions.iter().map(cells).collect())
 }
 
-async fn show(client: &ApiClient, given: &str, last: Option<usize>, json: bool) -> anyhow::Result<()> {
-    let id = client.resolve(given).await?;
+async fn show(client: &ApiClient, id_part: &str, last: Option<usize>, json: bool) -> anyhow::Result<()> {
+    let id = client.resolve(id_part).await?;
     let answer = client.send(Method::GET, &format!("/sessions/{id}"), None).await?;
     if json && last.is_none() {
         return Ok(line(answer.text().await?)?);
@@ -252,16 +252,16 @@ async fn show(client: &ApiClient, given: &str, last: Option<usize>, json: bool) 
     if let Some(parent) = session["parent"]["session_id"].as_str() {
         row("fork of", format!("{parent}, after message {}", session["parent"]["position"]));
     }
-    for (name, at) in [("created", "created_at"), ("active", "active_at")] {
-        row(name, format!("{} ({} ago)", field(&session, at), age(&session[at], now)));
+    for (name, key) in [("created", "created_at"), ("active", "active_at")] {
+        row(name, format!("{} ({} ago)", field(&session, key), age(&session[key], now)));
     }
     row("messages", format!("{} in {}", session["message_count"], output::count(&session["turn_count"], "turn")));
     if let Some(summary) = session["summary"]["text"].as_str() {
         row("summary", format!("of the first {}: {}", session["summary"]["position"], brief(summary, 200)));
     }
-    for said in session["messages"].as_array().into_iter().flatten() {
+    for message in session["messages"].as_array().into_iter().flatten() {
         text.push('\n');
-        text.push_str(&output::said(said));
+        text.push_str(&output::said(message));
     }
     let checkpoints = session["checkpoints"].as_array().map(Vec::as_slice).unwrap_or_default();
     if !checkpoints.is_empty() {
@@ -274,8 +274,8 @@ async fn show(client: &ApiClient, given: &str, last: Option<usize>, json: bool) 
 /// Renders checkpoints as a table.
 pub fn checkpoints_table(checkpoints: &[Value]) -> String {
     let now = crate::clock::now();
-    let made = |c: &Value| if c["auto"] == true { "by itself".to_owned() } else { "by hand".to_owned() };
-    let row = |c: &Value| [clean(field(c, "label")), c["position"].to_string(), age(&c["created_at"], now), made(c)];
+    let origin = |c: &Value| if c["auto"] == true { "by itself".to_owned() } else { "by hand".to_owned() };
+    let row = |c: &Value| [clean(field(c, "label")), c["position"].to_string(), age(&c["created_at"], now), origin(c)];
     output::table(["checkpoint", "after message", "age", "made"], checkpoints.iter().map(row).collect())
 }
 
@@ -295,133 +295,147 @@ pub fn place(text: &str) -> anyhow::Result<Value> {
 
 async fn fork(
     client: &ApiClient,
-    given: &str,
-    at: Option<&str>,
+    id_part: &str,
+    position: Option<&str>,
     new: Option<String>,
     json: bool,
 ) -> anyhow::Result<()> {
-    let id = client.resolve(given).await?;
-    let forked = fork_at(client, id.as_str(), at, new).await?;
-    match json {
-        true => line(forked.to_string())?,
-        false => line(format!(
+    let id = client.resolve(id_part).await?;
+    let forked = fork_at(client, id.as_str(), position, new).await?;
+    if json {
+        line(forked.to_string())?;
+    } else {
+        line(format!(
             "{} begins like {id}: {}",
             field(&forked, "id"),
             output::count(&forked["message_count"], "message")
-        ))?,
+        ))?;
     }
     Ok(())
 }
 
 /// Forks a session and returns the new one.
-pub async fn fork_at(client: &ApiClient, id: &str, at: Option<&str>, new: Option<String>) -> anyhow::Result<Value> {
-    let mut body = at.map_or_else(|| Ok(json!({})), place)?;
+pub async fn fork_at(
+    client: &ApiClient,
+    id: &str,
+    position: Option<&str>,
+    new: Option<String>,
+) -> anyhow::Result<Value> {
+    let mut body = position.map_or_else(|| Ok(json!({})), place)?;
     if let Some(new) = new {
         body["id"] = json!(new);
     }
     client.post(&format!("/sessions/{id}/fork"), &body).await?.json().await
 }
 
-async fn rewind(client: &ApiClient, given: &str, body: &Value, json: bool) -> anyhow::Result<()> {
-    let id = client.resolve(given).await?;
+async fn rewind(client: &ApiClient, id_part: &str, body: &Value, json: bool) -> anyhow::Result<()> {
+    let id = client.resolve(id_part).await?;
     let rewound: Value = client.post(&format!("/sessions/{id}/rewind"), body).await?.json().await?;
-    match json {
-        true => line(rewound.to_string())?,
-        false => line(rewound_text(id.as_str(), &rewound))?,
+    if json {
+        line(rewound.to_string())?;
+    } else {
+        line(rewound_text(id.as_str(), &rewound))?;
     }
     Ok(())
 }
 
 /// Describes the outcome of a rewind.
 pub fn rewound_text(id: &str, rewound: &Value) -> String {
-    let cut = output::count(&rewound["discarded"], "message");
+    let discarded = output::count(&rewound["discarded"], "message");
     let commit = rewound["workspace"]["commit"].as_str();
     let files = commit.map_or_else(String::new, |c| format!("; its workspace is as in commit {:.12}", c));
-    format!("{id} goes on after message {}; what was cut off ({cut}) stays in the log{files}", rewound["position"])
+    format!(
+        "{id} goes on after message {}; what was cut off ({discarded}) stays in the log{files}",
+        rewound["position"]
+    )
 }
 
 async fn compact(
     client: &ApiClient,
-    given: &str,
-    keep: Option<usize>,
+    id_part: &str,
+    keep_turns: Option<usize>,
     model: Option<String>,
     json: bool,
 ) -> anyhow::Result<()> {
-    let id = client.resolve(given).await?;
-    let body = json!({"keep_turns": keep, "model": model});
-    let done: Value = client.post(&format!("/sessions/{id}/compact"), &body).await?.json().await?;
-    match json {
-        true => line(done.to_string())?,
-        false => line(compacted_text(&done))?,
+    let id = client.resolve(id_part).await?;
+    let body = json!({"keep_turns": keep_turns, "model": model});
+    let compacted: Value = client.post(&format!("/sessions/{id}/compact"), &body).await?.json().await?;
+    if json {
+        line(compacted.to_string())?;
+    } else {
+        line(compacted_text(&compacted))?;
     }
     Ok(())
 }
 
 /// Describes the outcome of a compaction.
-pub fn compacted_text(done: &Value) -> String {
-    let id = field(done, "session_id");
-    match (done["compacted"].as_u64(), done["summary"]["text"].as_str()) {
+pub fn compacted_text(compacted: &Value) -> String {
+    let id = field(compacted, "session_id");
+    match (compacted["compacted"].as_u64(), compacted["summary"]["text"].as_str()) {
         (Some(1..), Some(text)) => {
-            let covered = output::count(&done["summary"]["position"], "message");
+            let covered = output::count(&compacted["summary"]["position"], "message");
             format!("models are shown a summary of the first {covered} of {id}:\n{}", clean(text))
         }
-        _ => format!("there is nothing to summarize in {id}"),
+        _ => format!("{id} has no turns to summarize"),
     }
 }
 
-async fn uncompact(client: &ApiClient, given: &str, json: bool) -> anyhow::Result<()> {
-    let id = client.resolve(given).await?;
+async fn uncompact(client: &ApiClient, id_part: &str, json: bool) -> anyhow::Result<()> {
+    let id = client.resolve(id_part).await?;
     let session: Value = client.post(&format!("/sessions/{id}/uncompact"), &json!({})).await?.json().await?;
-    match json {
-        true => line(session.to_string())?,
-        false => line(format!("models are shown the messages of {id} themselves"))?,
+    if json {
+        line(session.to_string())?;
+    } else {
+        line(format!("the summary of {id} is removed; models see its messages again"))?;
     }
     Ok(())
 }
 
-async fn delete(client: &ApiClient, given: &[String], purge: bool, yes: bool, json: bool) -> anyhow::Result<()> {
+async fn delete(client: &ApiClient, id_parts: &[String], purge: bool, yes: bool, json: bool) -> anyhow::Result<()> {
     let mut ids = Vec::new();
-    for id in given {
+    for id in id_parts {
         ids.push(client.resolve(id).await?);
     }
     if purge && !yes {
         let names: Vec<&str> = ids.iter().map(|id| id.as_str()).collect();
-        let asked = || super::terminal::confirm(&format!("destroy {} for good?", names.join(", ")));
-        if !(std::io::stdin().is_terminal() && asked()?) {
-            bail!("nothing was destroyed; --purge can not be undone: say --yes if you mean it");
+        let confirmed = || super::terminal::confirm(&format!("destroy {} for good?", names.join(", ")));
+        if !(std::io::stdin().is_terminal() && confirmed()?) {
+            bail!("nothing was purged; --purge cannot be undone: confirm with --yes");
         }
     }
-    let mut done = Vec::new();
+    let mut results = Vec::new();
     for id in ids {
         let path = if purge { format!("/sessions/{id}?purge=true") } else { format!("/sessions/{id}") };
         let text = client.send(Method::DELETE, &path, None).await?.text().await?;
         if json {
-            done.push(serde_json::from_str(&text).unwrap_or_else(|_| json!({"id": id, "deleted": true})));
+            results.push(serde_json::from_str(&text).unwrap_or_else(|_| json!({"id": id, "deleted": true})));
             continue;
         }
-        match purge {
-            true => line(format!("{id} is destroyed"))?,
-            false => line(format!("{id} is deleted; `tenure sessions restore {id}` brings it back"))?,
+        if purge {
+            line(format!("{id} is purged"))?;
+        } else {
+            line(format!("{id} is deleted; `tenure sessions restore {id}` restores it"))?;
         }
     }
     if json {
-        line(json!({"object": "list", "data": Value::Array(done)}).to_string())?;
+        line(json!({"object": "list", "data": Value::Array(results)}).to_string())?;
     }
     Ok(())
 }
 
-async fn restore(client: &ApiClient, given: &[String], json: bool) -> anyhow::Result<()> {
-    let mut done = Vec::new();
-    for id in given {
+async fn restore(client: &ApiClient, id_parts: &[String], json: bool) -> anyhow::Result<()> {
+    let mut results = Vec::new();
+    for id in id_parts {
         let id = client.resolve(id).await?;
         let session: Value = client.post(&format!("/sessions/{id}/restore"), &json!({})).await?.json().await?;
-        match json {
-            true => done.push(session),
-            false => line(format!("{id} is {}", field(&session, "status")))?,
+        if json {
+            results.push(session);
+        } else {
+            line(format!("{id} is {}", field(&session, "status")))?;
         }
     }
     if json {
-        line(json!({"object": "list", "data": done}).to_string())?;
+        line(json!({"object": "list", "data": results}).to_string())?;
     }
     Ok(())
 }
@@ -431,10 +445,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_as_people_write_them() {
-        let places =
+    fn positions_in_the_accepted_notations() {
+        let cases =
             [("3", json!({"position": 3})), ("turn:2", json!({"turn": 2})), ("turn-2", json!({"label": "turn-2"}))];
-        for (text, want) in places {
+        for (text, want) in cases {
             assert_eq!(place(text).unwrap(), want);
         }
         assert_eq!(place("label:3").unwrap(), json!({"label": "3"}));

@@ -10,7 +10,7 @@ use clap::Args;
 use std::path::{Path, PathBuf};
 use tenure::{Tenant, Tenure, User};
 
-/// Where the sessions are, and who is asking.
+/// The store or server to use, and the user to act as.
 #[derive(Clone, Debug, Args)]
 pub struct TargetArgs {
     /// The configuration file (default: tenure.yaml, if there is one)
@@ -19,16 +19,16 @@ pub struct TargetArgs {
     /// The store: memory: | jsonl:DIR | sqlite:FILE | postgres://…
     #[arg(long, global = true, value_name = "URL", conflicts_with = "server")]
     pub store: Option<String>,
-    /// A running server to ask, instead of opening the store [env: TENURE_SERVER]
+    /// A running server to connect to, instead of opening the store [env: TENURE_SERVER]
     #[arg(long, global = true, value_name = "URL")]
     pub server: Option<String>,
     /// The key for that server [env: TENURE_KEY]
     #[arg(long, global = true, value_name = "KEY")]
     pub key: Option<String>,
-    /// Act as this user (default: everybody's sessions)
+    /// Act as this user (default: sessions of all users)
     #[arg(long, global = true, value_name = "NAME", value_parser = user)]
     pub user: Option<User>,
-    /// Whose data in the store (default: default; with a server, the key says it)
+    /// The tenant in the store (default: default; with a server, determined by the key)
     #[arg(long, global = true, value_name = "NAME", value_parser = tenant)]
     pub tenant: Option<Tenant>,
 }
@@ -38,9 +38,10 @@ fn user(name: &str) -> Result<User, tenure::InvalidName> {
 }
 
 fn tenant(name: &str) -> Result<Tenant, String> {
-    match name == SYSTEM {
-        true => Err(format!("{SYSTEM} is not for anybody; choose another name")),
-        false => Tenant::new(name).map_err(|e| e.to_string()),
+    if name == SYSTEM {
+        Err(format!("{SYSTEM} is not for anybody; choose another name"))
+    } else {
+        Tenant::new(name).map_err(|e| e.to_string())
     }
 }
 
@@ -61,9 +62,9 @@ pub enum Needs {
 
 impl TargetArgs {
     /// Loads the configuration, with flags applied.
-    pub fn load(&self, more: &[(&'static str, Option<String>)]) -> anyhow::Result<Config> {
-        let flags = [("store", self.store.clone())].into_iter().chain(more.iter().cloned());
-        let flags: Vec<(&str, String)> = flags.filter_map(|(at, value)| Some((at, value?))).collect();
+    pub fn load(&self, overrides: &[(&'static str, Option<String>)]) -> anyhow::Result<Config> {
+        let flags = [("store", self.store.clone())].into_iter().chain(overrides.iter().cloned());
+        let flags: Vec<(&str, String)> = flags.filter_map(|(key, value)| Some((key, value?))).collect();
         Config::load(self.config.as_deref(), &flags)
     }
 
@@ -78,7 +79,7 @@ impl TargetArgs {
             return Ok(ApiClient::local(app, tenant, user));
         };
         if self.tenant.is_some() {
-            bail!("--tenant is for stores; with a server, the key says whose data it is");
+            bail!("--tenant applies to stores only; with a server, the key determines the tenant");
         }
         ApiClient::remote(&server, self.key.clone().or(key), user)
     }
@@ -87,7 +88,7 @@ impl TargetArgs {
     /// `--server`.
     pub async fn house(&self, needs: Needs) -> anyhow::Result<AppState> {
         if self.server.is_some() {
-            bail!("this works on the store itself: run it where the store is, with --store URL instead of --server");
+            bail!("this command needs direct access to the store: run it with --store URL instead of --server");
         }
         self.open(needs).await
     }
@@ -100,7 +101,8 @@ impl TargetArgs {
         // Settings that the command does not need are dropped, so that a missing secret of a model server or
         // webhook is no error.
         if needs != Needs::Models {
-            (config.models, config.assistants) = (Vec::new(), without_models(config.assistants));
+            config.models = Vec::new();
+            config.assistants = without_models(config.assistants);
         }
         if needs != Needs::Hooks {
             config.on_expire = OnExpire::default();
@@ -113,7 +115,7 @@ impl TargetArgs {
         let tenure = Tenure::open_with(&config.store, options).await;
         let tenure = tenure.map_err(|e| match e {
             tenure::Error::Locked { .. } => {
-                anyhow!("{e}; if that is a server, ask it: add --server http://{listen}")
+                anyhow!("{e}; if a server has it open, connect to it with --server http://{listen}")
             }
             e => e.into(),
         })?;
@@ -134,7 +136,7 @@ fn without_models(mut assistants: Vec<tenure::Assistant>) -> Vec<tenure::Assista
 fn must_exist(store: &str) -> anyhow::Result<()> {
     match store.split_once(':') {
         Some(("sqlite" | "jsonl", path)) if !path.is_empty() && !Path::new(path).exists() => bail!(
-            "there is no store {store} yet; `tenure serve`, `tenure chat` and `tenure sessions import` make one, --store names another, --server asks a server"
+            "the store {store} does not exist; `tenure serve`, `tenure chat` and `tenure sessions import` create one; use --store for another store, or --server for a running server"
         ),
         _ => Ok(()),
     }

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::io::{self, BufRead, IsTerminal, Lines, StdinLock, Write};
 
 /// Maximum number of lines in the input history.
-const HISTORY: usize = 1000;
+const MAX_HISTORY: usize = 1000;
 
 /// The source of input lines.
 pub enum LineInput {
@@ -29,15 +29,15 @@ pub enum TerminalEvent {
 }
 
 impl LineInput {
-    /// Opens standard input. `before` is the initial input history, which is kept in memory only.
-    pub fn open(before: Vec<String>) -> Self {
+    /// Opens standard input. `previous_lines` is the initial input history, which is kept in memory only.
+    pub fn open(previous_lines: Vec<String>) -> Self {
         if !(io::stdin().is_terminal() && io::stdout().is_terminal()) {
             return Self::Lines(io::stdin().lines());
         }
         let editor = Reedline::create().with_validator(Box::new(Backslash)).use_bracketed_paste(true);
-        let editor = match FileBackedHistory::new(HISTORY) {
+        let editor = match FileBackedHistory::new(MAX_HISTORY) {
             Ok(mut history) => {
-                for line in before {
+                for line in previous_lines {
                     let _ = history.save(HistoryItem::from_command_line(line));
                 }
                 editor.with_history(Box::new(history))
@@ -91,10 +91,7 @@ struct Backslash;
 
 impl Validator for Backslash {
     fn validate(&self, line: &str) -> ValidationResult {
-        match line.ends_with('\\') {
-            true => ValidationResult::Incomplete,
-            false => ValidationResult::Complete,
-        }
+        if line.ends_with('\\') { ValidationResult::Incomplete } else { ValidationResult::Complete }
     }
 }
 

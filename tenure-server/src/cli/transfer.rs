@@ -18,7 +18,7 @@ use tenure::{EXPORT_FORMAT, SessionId, private_files};
 
 const IMPORT: &str = "/sessions/import";
 
-/// What to write, and how.
+/// The sessions to export, and the format.
 #[derive(Debug, Args)]
 pub struct ExportArgs {
     /// The session
@@ -38,7 +38,7 @@ pub struct ExportArgs {
 /// The form of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TransferFormat {
-    /// Everything that is needed to go on elsewhere
+    /// Lossless: everything needed to continue the session elsewhere
     Tenure,
     /// The messages, as OpenAI's clients know them
     Openai,
@@ -48,27 +48,27 @@ pub enum TransferFormat {
     Jsonl,
 }
 
-/// What to read.
+/// The files to import.
 #[derive(Debug, Args)]
 pub struct ImportArgs {
     /// Files, directories, or - for standard input
     #[arg(required = true)]
     paths: Vec<PathBuf>,
-    /// The form, if it is not to be recognised: tenure, openai, mistralrs, claude-code, responses
-    #[arg(long, value_name = "FORM", value_parser = form)]
+    /// The format, instead of detecting it: tenure, openai, mistralrs, claude-code, responses
+    #[arg(long, value_name = "FORM", value_parser = parse_format)]
     format: Option<import::ImportFormat>,
     /// The id of the session, if there is only one
     #[arg(long, value_name = "ID")]
     id: Option<String>,
 }
 
-fn form(word: &str) -> tenure::Result<import::ImportFormat> {
-    word.parse()
+fn parse_format(text: &str) -> tenure::Result<import::ImportFormat> {
+    text.parse()
 }
 
 /// A progress bar on standard error, hidden if that is not a terminal.
-pub fn bar(total: Option<u64>, what: &'static str) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr()).with_message(what);
+pub fn bar(total: Option<u64>, message: &'static str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr()).with_message(message);
     let style = match total {
         Some(_) => "{msg} {pos}/{len} {wide_bar} {eta}",
         None => "{spinner} {msg} {pos}",
@@ -76,21 +76,21 @@ pub fn bar(total: Option<u64>, what: &'static str) -> ProgressBar {
     bar.with_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-fn export_path(id: &str, form: TransferFormat) -> anyhow::Result<String> {
-    let name = form.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default();
+fn export_path(id: &str, format: TransferFormat) -> anyhow::Result<String> {
+    let name = format.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default();
     with_query(&format!("/sessions/{id}/export"), &[("format", name)])
 }
 
 /// Exports one session or all of them.
-pub async fn export(client: &ApiClient, what: &ExportArgs) -> anyhow::Result<ExitCode> {
-    let Some(dir) = &what.all else {
-        let id = client.resolve(what.id.as_deref().unwrap_or_default()).await?;
-        let path = export_path(id.as_str(), what.format)?;
-        match &what.output {
-            Some(file) => tell_left_out(save(client, &path, file).await?.as_deref()),
+pub async fn export(client: &ApiClient, args: &ExportArgs) -> anyhow::Result<ExitCode> {
+    let Some(dir) = &args.all else {
+        let id = client.resolve(args.id.as_deref().unwrap_or_default()).await?;
+        let path = export_path(id.as_str(), args.format)?;
+        match &args.output {
+            Some(file) => report_skipped(save(client, &path, file).await?.as_deref()),
             None => {
                 let answer = client.send(Method::GET, &path, None).await?;
-                tell_left_out(answer.left_out.as_deref());
+                report_skipped(answer.left_out.as_deref());
                 let mut text = answer.text().await?;
                 if !text.ends_with('\n') {
                     text.push('\n');
@@ -100,16 +100,18 @@ pub async fn export(client: &ApiClient, what: &ExportArgs) -> anyhow::Result<Exi
         }
         return Ok(ExitCode::SUCCESS);
     };
-    private_files::create_dir_all(dir).with_context(|| format!("can not make the directory {}", dir.display()))?;
+    private_files::create_dir_all(dir).with_context(|| format!("cannot create the directory {}", dir.display()))?;
     let (sessions, _) = PageStream::new(client, "/sessions", &[], usize::MAX).all().await?;
-    let (mut failed, mut users, mut left_out) = (0, BTreeSet::new(), None);
+    let mut failed = 0;
+    let mut users = BTreeSet::new();
+    let mut skipped = None;
     let bar = bar(Some(sessions.len() as u64), "exported");
-    let end = if what.format == TransferFormat::Jsonl { "jsonl" } else { "json" };
+    let extension = if args.format == TransferFormat::Jsonl { "jsonl" } else { "json" };
     for session in &sessions {
         let id = field(session, "id");
         users.insert(field(session, "user"));
-        match save(client, &export_path(id, what.format)?, &dir.join(format!("{id}.{end}"))).await {
-            Ok(told) => left_out = left_out.or(told),
+        match save(client, &export_path(id, args.format)?, &dir.join(format!("{id}.{extension}"))).await {
+            Ok(session_skipped) => skipped = skipped.or(session_skipped),
             Err(e) => {
                 failed += 1;
                 bar.suspend(|| note(format!("{id}: {e:#}")));
@@ -119,10 +121,10 @@ pub async fn export(client: &ApiClient, what: &ExportArgs) -> anyhow::Result<Exi
     }
     bar.finish_and_clear();
     line(format!("{} sessions are in {}", sessions.len() - failed, dir.display()))?;
-    tell_left_out(left_out.as_deref());
+    report_skipped(skipped.as_deref());
     if users.len() > 1 {
         note(format!(
-            "they belong to {} users, which a file does not say; to keep them apart, export with --user, each to a directory of its own",
+            "they belong to {} users, which the files do not record; to keep them apart, export each user with --user to a separate directory",
             users.len()
         ));
     }
@@ -133,7 +135,7 @@ pub async fn export(client: &ApiClient, what: &ExportArgs) -> anyhow::Result<Exi
 }
 
 /// Reports what the format cannot represent.
-fn tell_left_out(list: Option<&str>) {
+fn report_skipped(list: Option<&str>) {
     if let Some(list) = list {
         note(format!("this format leaves out: {}", clean(&list.replace(',', ", "))));
     }
@@ -146,12 +148,12 @@ async fn save(client: &ApiClient, path: &str, file: &Path) -> anyhow::Result<Opt
     let mut part = file.as_os_str().to_owned();
     part.push(".part");
     let part = PathBuf::from(part);
-    let wrong = || format!("can not write {}", file.display());
-    let mut out = private_files::create(&part).with_context(wrong)?;
+    let write_error = || format!("cannot write {}", file.display());
+    let mut out = private_files::create(&part).with_context(write_error)?;
     while let Some(bytes) = answer.body.next().await {
-        out.write_all(&bytes?).with_context(wrong)?;
+        out.write_all(&bytes?).with_context(write_error)?;
     }
-    out.sync_all().and_then(|()| fs::rename(&part, file)).with_context(wrong)?;
+    out.sync_all().and_then(|()| fs::rename(&part, file)).with_context(write_error)?;
     Ok(answer.left_out)
 }
 
@@ -159,38 +161,38 @@ async fn save(client: &ApiClient, path: &str, file: &Path) -> anyhow::Result<Opt
 #[derive(Default)]
 struct TransferSummary {
     sessions: Vec<Value>,
-    left_out: Vec<Value>,
+    skipped: Vec<Value>,
     duplicate_of: Vec<Value>,
     failed: Vec<Value>,
 }
 
 /// Imports the sessions in files under their ids, and lists what could not be converted.
-pub async fn import(client: &ApiClient, what: &ImportArgs, json: bool) -> anyhow::Result<ExitCode> {
-    let id = what.id.as_ref().map(SessionId::new).transpose()?;
+pub async fn import(client: &ApiClient, args: &ImportArgs, json: bool) -> anyhow::Result<ExitCode> {
+    let id = args.id.as_ref().map(SessionId::new).transpose()?;
     let mut files = Vec::new();
-    for path in &what.paths {
-        collect(path, &mut files)?;
+    for path in &args.paths {
+        collect_files(path, &mut files)?;
     }
-    let mut done = TransferSummary::default();
+    let mut summary = TransferSummary::default();
     let bar = bar(Some(files.len() as u64), "imported");
     for file in &files {
         let name = file.display().to_string();
-        match read(file, what.format) {
-            Err(e) => fail(&mut done, &bar, &name, &e.into(), json),
-            Ok(found) => {
-                if id.is_some() && (found.len() > 1 || files.len() > 1) {
-                    bail!("--id is for one session, and there are several in {name}");
+        match read(file, args.format) {
+            Err(e) => fail(&mut summary, &bar, &name, &e.into(), json),
+            Ok(imported_sessions) => {
+                if id.is_some() && (imported_sessions.len() > 1 || files.len() > 1) {
+                    bail!("--id applies to a single session, but {name} contains several");
                 }
-                for foreign in found {
-                    let put = match foreign {
-                        Ok(foreign) => put(client, foreign, id.as_ref(), &name, &mut done, &bar, json).await,
+                for imported in imported_sessions {
+                    let outcome = match imported {
+                        Ok(imported) => put(client, imported, id.as_ref(), &name, &mut summary, &bar, json).await,
                         Err(e) => Err(e.into()),
                     };
-                    if let Err(e) = put {
+                    if let Err(e) = outcome {
                         if e.downcast_ref::<std::io::Error>().is_some() {
                             return Err(e);
                         }
-                        fail(&mut done, &bar, &name, &e, json);
+                        fail(&mut summary, &bar, &name, &e, json);
                     }
                 }
             }
@@ -198,110 +200,110 @@ pub async fn import(client: &ApiClient, what: &ImportArgs, json: bool) -> anyhow
         bar.inc(1);
     }
     bar.finish_and_clear();
-    let TransferSummary { sessions, left_out, duplicate_of, failed } = done;
-    let (right, wrong) = (sessions.len(), failed.len());
-    match json {
-        true => {
-            let told = json!({
-                "sessions": sessions, "left_out": left_out, "duplicate_of": duplicate_of, "failed": failed,
-            });
-            line(told.to_string())?;
-        }
-        false if files.len() + right > 2 => line(format!("{right} sessions from {} files", files.len()))?,
-        false => {}
+    let TransferSummary { sessions, skipped, duplicate_of, failed } = summary;
+    let imported_count = sessions.len();
+    let failed_count = failed.len();
+    if json {
+        let report = json!({
+            "sessions": sessions, "left_out": skipped, "duplicate_of": duplicate_of, "failed": failed,
+        });
+        line(report.to_string())?;
+    } else if files.len() + imported_count > 2 {
+        line(format!("{imported_count} sessions from {} files", files.len()))?;
     }
-    match wrong {
+    match failed_count {
         0 => Ok(ExitCode::SUCCESS),
-        _ => bail!("{wrong} could not be imported; the others are in"),
+        _ => bail!("{failed_count} could not be imported; the others were imported"),
     }
 }
 
 /// Collects the files to import. Directories are searched recursively, for known file extensions only.
-fn collect(path: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
+fn collect_files(path: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
     if !path.is_dir() {
         files.push(path.to_owned());
         return Ok(());
     }
-    let list = fs::read_dir(path).with_context(|| format!("can not read {}", path.display()))?;
-    let mut inside = list.map(|entry| entry.map(|e| e.path())).collect::<Result<Vec<_>, _>>()?;
-    inside.sort();
-    let known = |p: &PathBuf| {
-        let end = p.extension().and_then(|e| e.to_str()).unwrap_or_default();
-        p.is_dir() || ["json", "jsonl", "db", "sqlite", "sqlite3"].contains(&end)
+    let list = fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let mut paths = list.map(|entry| entry.map(|e| e.path())).collect::<Result<Vec<_>, _>>()?;
+    paths.sort();
+    let is_supported = |p: &PathBuf| {
+        let extension = p.extension().and_then(|e| e.to_str()).unwrap_or_default();
+        p.is_dir() || ["json", "jsonl", "db", "sqlite", "sqlite3"].contains(&extension)
     };
-    inside.retain(known);
-    inside.iter().try_for_each(|p| collect(p, files))
+    paths.retain(is_supported);
+    paths.iter().try_for_each(|p| collect_files(p, files))
 }
 
 /// Reads the sessions in a file.
-fn read(file: &Path, form: Option<import::ImportFormat>) -> tenure::Result<Vec<tenure::Result<ImportedSession>>> {
-    let wrong = |e: std::io::Error| tenure::Error::invalid("", format!("can not be read: {e}"));
+fn read(file: &Path, format: Option<import::ImportFormat>) -> tenure::Result<Vec<tenure::Result<ImportedSession>>> {
+    let read_error = |e: std::io::Error| tenure::Error::invalid("", format!("cannot be read: {e}"));
     let mut bytes = Vec::new();
-    match file.as_os_str() == "-" {
-        true => std::io::stdin().read_to_end(&mut bytes).map_err(wrong)?,
-        false => File::open(file).and_then(|mut f| f.read_to_end(&mut bytes)).map_err(wrong)?,
-    };
+    if file.as_os_str() == "-" {
+        std::io::stdin().read_to_end(&mut bytes).map_err(read_error)?;
+    } else {
+        File::open(file).and_then(|mut f| f.read_to_end(&mut bytes)).map_err(read_error)?;
+    }
     if bytes.starts_with(b"SQLite format 3\0") {
         drop(bytes);
         return import::read_agents_db(file);
     }
     let text = String::from_utf8(bytes).map_err(|_| tenure::Error::invalid("", "it is not text (UTF-8)"))?;
-    import::read(&text, form)
+    import::read(&text, format)
 }
 
 async fn put(
     client: &ApiClient,
-    foreign: ImportedSession,
+    imported: ImportedSession,
     id: Option<&SessionId>,
     file: &str,
-    done: &mut TransferSummary,
+    summary: &mut TransferSummary,
     bar: &ProgressBar,
     json: bool,
 ) -> anyhow::Result<()> {
-    let ImportedSession { format, mut export, left_out } = foreign;
+    let ImportedSession { format, mut export, left_out } = imported;
     // The session has been converted to our own format.
     export.tenure = EXPORT_FORMAT;
     let id = id.map(|id| ("id", id.as_str()));
-    let (path, renamed) = (with_query(IMPORT, id.as_slice())?, id.is_some());
+    let path = with_query(IMPORT, id.as_slice())?;
+    let renamed = id.is_some();
     let answer = client.send(Method::POST, &path, Some(serde_json::to_string(&export)?)).await?;
     let mut answer: Value = answer.json().await?;
-    let Value::Array(sessions) = answer["sessions"].take() else { bail!("the server did not say what it imported") };
-    let theirs = answer["left_out"].as_array_mut().map(std::mem::take).unwrap_or_default();
+    let Value::Array(sessions) = answer["sessions"].take() else {
+        bail!("the server's response does not list the imported sessions")
+    };
+    let server_skipped = answer["left_out"].as_array_mut().map(std::mem::take).unwrap_or_default();
     let duplicates = answer["duplicate_of"].as_array_mut().map(std::mem::take).unwrap_or_default();
-    let ours = left_out.iter().map(|l| json!({"place": l.place, "why": l.why}));
+    let client_skipped = left_out.iter().map(|l| json!({"place": l.place, "why": l.why}));
     let mut lines = Vec::new();
     for session in &sessions {
         let id = field(session, "id");
-        let mut told = format!("{id}: {} from {file} ({format})", count(&session["message_count"], "message"));
+        let mut text = format!("{id}: {} from {file} ({format})", count(&session["message_count"], "message"));
         if let Some(own) = export.session_id.as_ref().filter(|own| own.as_str() != id && !renamed) {
-            told.push_str(&format!("; its own id {own} is taken"));
+            text.push_str(&format!("; its own id {own} is taken"));
         }
-        lines.push(told);
+        lines.push(text);
     }
     if !duplicates.is_empty() {
         let ids: Vec<&str> = duplicates.iter().filter_map(Value::as_str).collect();
         lines.push(format!("  the same export was imported before: {}", ids.join(", ")));
-        done.duplicate_of.extend(duplicates);
+        summary.duplicate_of.extend(duplicates);
     }
-    for mut left in ours.chain(theirs) {
-        lines.push(format!("  left out: {}: {}", field(&left, "place"), field(&left, "why")));
-        left["file"] = json!(file);
-        done.left_out.push(left);
+    for mut entry in client_skipped.chain(server_skipped) {
+        lines.push(format!("  left out: {}: {}", field(&entry, "place"), field(&entry, "why")));
+        entry["file"] = json!(file);
+        summary.skipped.push(entry);
     }
-    done.sessions.extend(sessions);
-    match json {
-        true => Ok(()),
-        false => Ok(bar.suspend(|| lines.iter().try_for_each(|l| line(clean(l))))?),
-    }
+    summary.sessions.extend(sessions);
+    if json { Ok(()) } else { Ok(bar.suspend(|| lines.iter().try_for_each(|l| line(clean(l))))?) }
 }
 
-fn fail(done: &mut TransferSummary, bar: &ProgressBar, file: &str, e: &anyhow::Error, json: bool) {
-    let why = match e.downcast_ref::<tenure::Error>() {
+fn fail(summary: &mut TransferSummary, bar: &ProgressBar, file: &str, e: &anyhow::Error, json: bool) {
+    let reason = match e.downcast_ref::<tenure::Error>() {
         Some(tenure::Error::Invalid { param, message }) if !param.is_empty() => format!("{param}: {message}"),
         _ => format!("{e:#}"),
     };
     if !json {
-        bar.suspend(|| note(format!("not imported: {file}: {}", clean(&why))));
+        bar.suspend(|| note(format!("not imported: {file}: {}", clean(&reason))));
     }
-    done.failed.push(json!({"file": file, "error": why}));
+    summary.failed.push(json!({"file": file, "error": reason}));
 }

@@ -17,11 +17,15 @@ pub(super) fn check(assistants: &[Assistant], models: &[ModelConfig]) -> anyhow:
     Ok(())
 }
 
-/// Validates that the model that writes summaries is configured. `at` is the configuration path for the error.
-pub(super) fn check_summary_model(at: &str, compact: &CompactionPolicy, models: &[ModelConfig]) -> anyhow::Result<()> {
+/// Validates that the model that writes summaries is configured. `key_path` is the configuration path for the error.
+pub(super) fn check_summary_model(
+    key_path: &str,
+    compact: &CompactionPolicy,
+    models: &[ModelConfig],
+) -> anyhow::Result<()> {
     match compact {
         CompactionPolicy::With(model) if !has_model(models, model) => {
-            bail!("{at}: there is no model {model:?} under `models`; name one of them, or say true or false")
+            bail!("{key_path}: there is no model {model:?} under `models`; use a configured model, true or false")
         }
         _ => Ok(()),
     }
@@ -33,7 +37,7 @@ pub(super) fn check_names(assistants: &[Assistant], models: &[ModelConfig]) -> a
     names.extend(assistants.iter().map(|a| a.name.as_str()));
     names.sort_unstable();
     if let Some(pair) = names.windows(2).find(|w| w[0] == w[1]) {
-        bail!("{:?} is the name of two models or assistants; a request could not tell them apart", pair[0]);
+        bail!("{:?} is the name of two models or assistants; names must be unique across both", pair[0]);
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Cors {
-    /// Their origins, such as `https://app.example.com`; none: no page but our own.
+    /// Their origins, such as `https://app.example.com`. Empty means same-origin only.
     pub origins: Vec<String>,
 }
 
@@ -18,8 +18,8 @@ impl Cors {
         for (i, origin) in self.origins.iter().enumerate() {
             let url = http_url(&format!("cors.origins[{i}]"), origin)?;
             if url.origin().ascii_serialization() != *origin {
-                let right = url.origin().ascii_serialization();
-                bail!("cors.origins[{i}]: {origin:?} is not an origin; write it as {right:?}");
+                let expected = url.origin().ascii_serialization();
+                bail!("cors.origins[{i}]: {origin:?} is not an origin; write it as {expected:?}");
             }
         }
         Ok(())

@@ -37,12 +37,12 @@ impl FromStr for Cron {
         let [minute, hour, day, month, weekday] = parts[..] else {
             bail!("{text:?} must have five parts: minute, hour, day, month, day of the week");
         };
-        let weekdays = field(weekday, 0, 7, &WEEKDAYS, 0).context("day of the week")?;
+        let weekdays = parse_field(weekday, 0, 7, &WEEKDAYS, 0).context("day of the week")?;
         let cron = Self {
-            minutes: field(minute, 0, 59, &[], 0).context("minute")?,
-            hours: field(hour, 0, 23, &[], 0).context("hour")?,
-            days: field(day, 1, 31, &[], 0).context("day")?,
-            months: field(month, 1, 12, &MONTHS, 1).context("month")?,
+            minutes: parse_field(minute, 0, 59, &[], 0).context("minute")?,
+            hours: parse_field(hour, 0, 23, &[], 0).context("hour")?,
+            days: parse_field(day, 1, 31, &[], 0).context("day")?,
+            months: parse_field(month, 1, 12, &MONTHS, 1).context("month")?,
             // Sunday is both 0 and 7.
             weekdays: (weekdays | weekdays >> 7) & 0x7f,
             either: !day.starts_with('*') && !weekday.starts_with('*'),
@@ -52,10 +52,10 @@ impl FromStr for Cron {
 }
 
 /// Parses one field into a bit set: `*`, `5`, `1-5`, `*/15`, `mon-fri`, and comma-separated lists of those.
-fn field(text: &str, min: u64, max: u64, names: &[&str], first: u64) -> anyhow::Result<u64> {
+fn parse_field(text: &str, min: u64, max: u64, names: &[&str], first: u64) -> anyhow::Result<u64> {
     let number = |word: &str| -> anyhow::Result<u64> {
-        let named = names.iter().position(|n| n.eq_ignore_ascii_case(word)).map(|i| i as u64 + first);
-        let number = named.or(word.parse().ok()).with_context(|| format!("{word:?} is not a number"))?;
+        let by_name = names.iter().position(|n| n.eq_ignore_ascii_case(word)).map(|i| i as u64 + first);
+        let number = by_name.or(word.parse().ok()).with_context(|| format!("{word:?} is not a number"))?;
         ensure!((min..=max).contains(&number), "{number} is not between {min} and {max}");
         Ok(number)
     };
@@ -108,17 +108,15 @@ impl Cron {
             let next = t.with().day(1).hour(0).minute(0).build().ok()?;
             return Some(Some(next.checked_add(1.month()).ok()?));
         }
-        let (day, weekday) = (has(self.days, t.day()), has(self.weekdays, t.weekday().to_sunday_zero_offset()));
+        let day = has(self.days, t.day());
+        let weekday = has(self.weekdays, t.weekday().to_sunday_zero_offset());
         if !(if self.either { day || weekday } else { day && weekday }) {
             return Some(Some(midnight(t).ok()?.checked_add(1.day()).ok()?));
         }
         if !has(self.hours, t.hour()) {
             return Some(Some(t.with().minute(0).build().ok()?.checked_add(1.hour()).ok()?));
         }
-        Some(match has(self.minutes, t.minute()) {
-            true => None,
-            false => Some(t.checked_add(1.minute()).ok()?),
-        })
+        Some(if has(self.minutes, t.minute()) { None } else { Some(t.checked_add(1.minute()).ok()?) })
     }
 }
 
@@ -132,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_time_is_found() {
+    fn the_next_time_is_computed() {
         for (cron, after, want) in [
             ("*/15 * * * *", "2026-03-01T10:07:30[UTC]", "2026-03-01T10:15:00+00:00[UTC]"),
             ("0 9 * * mon-fri", "2026-11-13T09:00[UTC]", "2026-11-16T09:00:00+00:00[UTC]"),
@@ -158,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_invalid_part() {
         for (cron, want) in [
             ("* * * *", "five parts"),
             ("60 * * * *", "minute"),

@@ -3,17 +3,17 @@
 use serde::{Deserialize, Serialize};
 use tenure::{DreamRules, HumanDuration};
 
-/// When sessions' memories become their users', and how often that is looked at.
+/// Memory consolidation: the thresholds for promoting a session's memory to its user, and the interval.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Dreams {
-    /// How often; `never`: only when somebody asks for it.
+    /// Interval between dreams. `never` means only on request.
     pub every: HumanDuration,
-    /// Recalled at least so often,
+    /// Minimum number of recalls.
     pub recalls: usize,
-    /// for so many different questions,
+    /// Minimum number of distinct questions.
     pub questions: usize,
-    /// on so many different days.
+    /// Minimum number of distinct days.
     pub days: usize,
 }
 

@@ -11,13 +11,13 @@ use tenure::HumanDuration;
 /// The name of the model that `tenure models pull` downloads.
 pub const LOCAL_MODEL_NAME: &str = "all-minilm-l6-v2";
 
-/// What makes vectors of texts, so that they are found by what they mean.
+/// The source of embeddings, for search by meaning.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Embeddings {
-    /// `none`, `local`, or what the server at `base_url` calls its model.
+    /// `none`, `local`, or the model name at the server `base_url`.
     pub model: String,
-    /// Where the local model is.
+    /// The directory of the local model.
     pub path: String,
     /// The address of an OpenAI-compatible server, up to and including `/v1`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -28,14 +28,14 @@ pub struct Embeddings {
     /// The key itself; better is `api_key_env`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_key: Option<String>,
-    /// How many numbers a vector shall have, if its server can choose.
+    /// The requested number of dimensions, if the server supports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dimensions: Option<usize>,
-    /// How long the server may take for one request.
+    /// Timeout of one request.
     pub timeout: HumanDuration,
-    /// How often a request is repeated that failed before anything was answered.
+    /// Number of retries of a request that failed before any response.
     pub retries: u32,
-    /// How many texts are sent in one request.
+    /// Maximum number of texts per request.
     pub batch: usize,
 }
 
@@ -79,7 +79,7 @@ impl Embeddings {
     /// The embeddings server as a `ModelConfig`, so that it shares the model client. Fails if `base_url` is not
     /// set.
     pub fn server(&self) -> anyhow::Result<ModelConfig> {
-        let EmbeddingBackend::Server(url) = self.which() else { bail!("there is no embeddings.base_url") };
+        let EmbeddingBackend::Server(url) = self.which() else { bail!("embeddings.base_url is not set") };
         Ok(ModelConfig {
             name: self.model.clone(),
             base_url: url.to_owned(),
@@ -108,13 +108,13 @@ impl Embeddings {
                 http_url("embeddings.base_url", url)?;
                 if ["", "none", "local"].contains(&model) {
                     bail!(
-                        "embeddings.model: with a `base_url` it is what that server calls its model; without one, leave `base_url` out"
+                        "embeddings.model: with a `base_url`, set it to the server's name of the model; for `local` or `none`, remove `base_url`"
                     );
                 }
             }
             (None, "none" | "local") => {
                 if self.api_key.is_some() || self.api_key_env.is_some() || self.dimensions.is_some() {
-                    bail!("embeddings: `api_key_env`, `api_key` and `dimensions` belong to a `base_url`");
+                    bail!("embeddings: `api_key_env`, `api_key` and `dimensions` require a `base_url`");
                 }
             }
             (None, model) => {
@@ -124,13 +124,13 @@ impl Embeddings {
             }
         }
         if self.timeout.duration().is_none_or(|t| t.is_zero()) {
-            bail!("embeddings.timeout: it must end some time, and not at once");
+            bail!("embeddings.timeout: must be finite and greater than 0");
         }
         if self.batch == 0 || self.dimensions == Some(0) {
-            bail!("embeddings: with a `batch` or `dimensions` of 0 nothing could be done");
+            bail!("embeddings: `batch` and `dimensions` must be at least 1");
         }
         if self.path.is_empty() {
-            bail!("embeddings.path: name a directory");
+            bail!("embeddings.path: must be a directory");
         }
         Ok(())
     }
@@ -141,15 +141,15 @@ mod tests {
     use crate::config::Config;
 
     #[test]
-    fn mistakes_are_told() {
+    fn invalid_settings_are_rejected_with_a_reason() {
         for (text, want) in [
             ("modle: local", "did you mean `model`"),
             ("model: bge-m3", "needs the `base_url`"),
-            ("base_url: 'http://x/v1'", "what that server calls"),
-            ("model: local, base_url: 'http://x/v1'", "what that server calls"),
+            ("base_url: 'http://x/v1'", "the server's name of the model"),
+            ("model: local, base_url: 'http://x/v1'", "the server's name of the model"),
             ("model: m, base_url: 'ftp://x'", "embeddings.base_url"),
-            ("model: local, dimensions: 3", "belong to a `base_url`"),
-            ("model: local, api_key: hush", "belong to a `base_url`"),
+            ("model: local, dimensions: 3", "require a `base_url`"),
+            ("model: local, api_key: hush", "require a `base_url`"),
             ("timeout: never", "embeddings.timeout"),
             ("batch: 0", "batch"),
             ("model: local, path: ''", "embeddings.path"),

@@ -26,9 +26,9 @@ pub struct Limits {
     pub max_page: usize,
     /// Sessions that a list leaves out at its beginning (`offset`).
     pub max_offset: usize,
-    /// Sessions that one list looks at for what no index serves; then the page ends early and has a cursor.
+    /// Sessions that one list request scans for filters without an index; then the page ends early with a cursor.
     pub max_scan: usize,
-    /// Lists, searches and other reads of one principal that wait for their turn.
+    /// Queued lists, searches and other reads of one principal.
     pub max_waiting_reads: usize,
     /// Requests that wait for one busy session.
     pub max_queue: usize,
@@ -38,19 +38,19 @@ pub struct Limits {
     pub max_connections_per_address: usize,
     /// Concurrent streams of one HTTP/2 connection.
     pub max_streams: u32,
-    /// How long a client may take to send the first request of a connection.
+    /// Maximum time until the first request of a connection is complete.
     pub header_timeout: HumanDuration,
-    /// How long a connection may be without a request, after the first one.
+    /// Maximum idle time of a connection after its first request.
     pub idle_timeout: HumanDuration,
-    /// How long a client may accept nothing of a response.
+    /// Maximum time a client may read nothing of a response.
     pub write_timeout: HumanDuration,
-    /// How long it may send nothing of a request's body.
+    /// Maximum time a client may send nothing of a request's body.
     pub body_timeout: HumanDuration,
-    /// How long work in progress may take when the server stops.
+    /// Maximum time for requests in progress to complete at shutdown.
     pub drain_timeout: HumanDuration,
     /// Memory for sessions in use.
     pub cache_bytes: usize,
-    /// Limits of each key that has none of its own; 0: unlimited.
+    /// Default limits of keys. 0 means unlimited.
     pub keys: KeyLimits,
 }
 
@@ -97,7 +97,7 @@ impl Limits {
             ("max_connections_per_address", self.max_connections_per_address),
             ("max_streams", self.max_streams as usize),
         ] {
-            ensure!(limit > 0, "limits.{name}: with 0 nothing could be done");
+            ensure!(limit > 0, "limits.{name}: must be at least 1");
         }
         ensure!(
             self.max_principal_body_bytes >= self.max_body_bytes,

@@ -9,12 +9,12 @@ impl Config {
     /// Loads and validates the configuration: the file, then the environment, then `flags` (pairs of `path.to.key`
     /// and value).
     pub fn load(file: Option<&Path>, flags: &[(&str, String)]) -> anyhow::Result<Self> {
-        let named = file.map(Path::to_owned).or_else(|| std::env::var_os("TENURE_CONFIG").map(PathBuf::from));
-        let path = named.clone().unwrap_or_else(|| DEFAULT_FILE.into());
+        let explicit = file.map(Path::to_owned).or_else(|| std::env::var_os("TENURE_CONFIG").map(PathBuf::from));
+        let path = explicit.clone().unwrap_or_else(|| DEFAULT_FILE.into());
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
-            Err(e) if named.is_none() && e.kind() == std::io::ErrorKind::NotFound => String::new(),
-            Err(e) => return Err(e).with_context(|| format!("can not read {}", path.display())),
+            Err(e) if explicit.is_none() && e.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(e) => return Err(e).with_context(|| format!("cannot read {}", path.display())),
         };
         let mut tree = tree(&text).with_context(|| format!("in {}", path.display()))?;
         let mut env: Vec<_> = std::env::vars().filter(|(name, _)| name.starts_with("TENURE_")).collect();
@@ -29,11 +29,11 @@ impl Config {
             {
                 continue;
             }
-            let at = name["TENURE_".len()..].to_ascii_lowercase().replace("__", ".");
-            set(&mut tree, &at, &value).with_context(|| format!("in the environment variable {name}"))?;
+            let key_path = name["TENURE_".len()..].to_ascii_lowercase().replace("__", ".");
+            set(&mut tree, &key_path, &value).with_context(|| format!("in the environment variable {name}"))?;
         }
-        for (at, value) in flags {
-            set(&mut tree, at, value)?;
+        for (key_path, value) in flags {
+            set(&mut tree, key_path, value)?;
         }
         Self::from_tree(tree)
     }
@@ -45,8 +45,9 @@ impl Config {
 
     fn from_tree(tree: Value) -> anyhow::Result<Self> {
         let config: Self = serde_path_to_error::deserialize(tree).map_err(|e| {
-            let (path, why) = (e.path().to_string(), e.into_inner().to_string());
-            anyhow!("{path}: {}", nearest(&why))
+            let path = e.path().to_string();
+            let reason = e.into_inner().to_string();
+            anyhow!("{path}: {}", with_suggestion(&reason))
         })?;
         config.check()?;
         Ok(config)
@@ -65,33 +66,35 @@ fn tree(text: &str) -> anyhow::Result<Value> {
 }
 
 /// Sets one value by its dotted path. The value is parsed as YAML, and taken as text if that fails.
-fn set(tree: &mut Value, at: &str, value: &str) -> anyhow::Result<()> {
-    let read = serde_saphyr::from_str(value).ok();
+fn set(tree: &mut Value, key_path: &str, value: &str) -> anyhow::Result<()> {
+    let parsed = serde_saphyr::from_str(value).ok();
     // `memory:` is the URL of a store, not a mapping without a value.
-    let read = read.filter(|v: &Value| !v.is_object() || value.trim_start().starts_with('{'));
-    let value = read.unwrap_or_else(|| Value::from(value));
-    let mut place = tree;
-    let mut names = at.split('.').peekable();
+    let parsed = parsed.filter(|v: &Value| !v.is_object() || value.trim_start().starts_with('{'));
+    let value = parsed.unwrap_or_else(|| Value::from(value));
+    let mut node = tree;
+    let mut names = key_path.split('.').peekable();
     while let Some(name) = names.next() {
-        let Value::Object(map) = place else { bail!("{at}: there is nothing to set below a plain value") };
+        let Value::Object(map) = node else {
+            bail!("{key_path}: cannot set a key below a value that is not a mapping")
+        };
         if names.peek().is_none() {
             map.insert(name.to_owned(), value);
             return Ok(());
         }
-        place = map.entry(name).or_insert_with(|| Value::Object(Map::new()));
+        node = map.entry(name).or_insert_with(|| Value::Object(Map::new()));
     }
     Ok(())
 }
 
 /// Adds the most similar known name to serde's error about an unknown field.
-fn nearest(why: &str) -> String {
-    let names: Vec<&str> = why.split('`').skip(1).step_by(2).collect();
-    match (why.starts_with("unknown field"), names.split_first()) {
+fn with_suggestion(reason: &str) -> String {
+    let names: Vec<&str> = reason.split('`').skip(1).step_by(2).collect();
+    match (reason.starts_with("unknown field"), names.split_first()) {
         (true, Some((wrong, known))) if !known.is_empty() => {
             let best = known.iter().min_by_key(|k| strsim::levenshtein(wrong, k)).unwrap_or(&known[0]);
             format!("unknown key `{wrong}`; did you mean `{best}`? (known: {})", known.join(", "))
         }
-        _ => why.to_owned(),
+        _ => reason.to_owned(),
     }
 }
 
@@ -130,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_can_not_work_is_named_with_its_place() {
+    fn an_invalid_rule_is_reported_with_its_location() {
         for (yaml, want) in [
             ("redaction: [{name: a, pattern: x}, {name: b, pattern: '('}]", "redaction[1]: "),
             ("redaction: [{name: a, pattern: '('}]", "unclosed group"),
@@ -147,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn names_must_be_told_apart() {
+    fn names_must_be_unique() {
         let two = "models: [{name: a, base_url: http://x/v1}, {name: a, base_url: http://y/v1}]";
         assert!(Config::parse(two).unwrap_err().to_string().contains("two models"));
         let unknown = "assistants: [{name: a, model: nobody}]";

@@ -12,11 +12,11 @@ pub const BUILT_IN_MODEL: &str = "rehearsal";
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
-    /// What requests call it.
+    /// The name that requests use.
     pub name: String,
     /// Its address, up to and including `/v1`.
     pub base_url: String,
-    /// What its server calls it; if not set, requests are passed on with the name they came with.
+    /// The upstream model name. If not set, the name in the request is passed on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
     /// The environment variable that holds its key.
@@ -25,13 +25,13 @@ pub struct ModelConfig {
     /// The key itself; better is `api_key_env`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key: Option<String>,
-    /// How long a connection may take.
+    /// Timeout for connecting.
     #[serde(default = "ten_seconds")]
     pub connect_timeout: HumanDuration,
-    /// How long the server may say nothing.
+    /// Maximum time without any data from the server.
     #[serde(default = "five_minutes")]
     pub idle_timeout: HumanDuration,
-    /// How often a request is repeated that failed before anything was answered.
+    /// Number of retries of a request that failed before any response.
     #[serde(default = "two")]
     pub retries: u32,
     /// Whether requests for models that are not configured are passed on to this server, under their own names.
@@ -73,7 +73,7 @@ pub(super) fn check(models: &[ModelConfig]) -> anyhow::Result<()> {
     }
     let mut passing = models.iter().enumerate().filter(|(_, m)| m.pass_unknown);
     if let (Some((first, _)), Some((second, _))) = (passing.next(), passing.next()) {
-        bail!("models[{second}].pass_unknown: models[{first}] has it already; unknown names can go to one server only");
+        bail!("models[{second}].pass_unknown: already set on models[{first}]; only one server can take unknown names");
     }
     Ok(())
 }

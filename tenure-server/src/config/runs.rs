@@ -4,31 +4,32 @@ use super::webhooks::WebhookConfig;
 use serde::{Deserialize, Serialize};
 use tenure::HumanDuration;
 
-/// Work that goes on by itself.
+/// Limits of runs, and the webhooks notified of their end.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RunsConfig {
-    /// How long a node may work on a run without saying that it still does. After that another takes it over.
+    /// Duration of the lease on a run. A node that does not renew it in time loses the run to another node.
     pub lease: HumanDuration,
-    /// So many times a run asks the model.
+    /// Maximum number of model calls of a run.
     pub max_rounds: usize,
-    /// So long it may take, waiting for people apart.
+    /// Maximum duration of a run, excluding time waiting for reviews.
     pub max_time: HumanDuration,
-    /// So many tokens its model may use; 0: any number.
+    /// Maximum number of tokens of a run. 0 means unlimited.
     pub max_tokens: u64,
-    /// So long one tool call may take.
+    /// Timeout of one tool call.
     pub tool_timeout: HumanDuration,
-    /// So many bytes one tool may answer.
+    /// Maximum size of a tool result in bytes.
     pub max_result_bytes: usize,
-    /// So many tool calls are made at once.
+    /// Maximum number of concurrent tool calls.
     pub parallel: usize,
-    /// Who is told when a run ends.
+    /// Webhooks notified when a run ends.
     pub webhooks: Vec<WebhookConfig>,
 }
 
 impl Default for RunsConfig {
     fn default() -> Self {
-        let (policy, limits) = (tenure::RunPolicy::default(), tenure::Limits::default());
+        let policy = tenure::RunPolicy::default();
+        let limits = tenure::Limits::default();
         Self {
             lease: HumanDuration::of(limits.lease),
             max_rounds: policy.max_rounds,

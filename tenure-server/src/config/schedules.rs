@@ -27,13 +27,13 @@ pub struct Schedule {
     /// Additional placeholders and their values.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub variables: BTreeMap<String, String>,
-    /// The session that is always gone on with; none: a fresh one each time.
+    /// The session of all runs. `None` means a new session for each run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
-    /// Whose data.
+    /// The tenant.
     #[serde(default = "default_name")]
     pub tenant: String,
-    /// Who asks.
+    /// The user that runs act as.
     #[serde(default = "default_name")]
     pub user: String,
 }
@@ -68,7 +68,7 @@ pub fn compile(schedules: &[Schedule], assistants: &[Assistant]) -> anyhow::Resu
             other.schedule.name == schedule.name && other.principal.tenant == compiled.principal.tenant
         };
         if all.iter().any(is_same) {
-            bail!("schedules[{i}].name: {:?} is there twice", schedule.name);
+            bail!("schedules[{i}].name: {:?} is used twice; names must be unique per tenant", schedule.name);
         }
         all.push(compiled);
     }
@@ -81,7 +81,7 @@ fn compile_one(schedule: &Schedule, assistants: &[Assistant]) -> anyhow::Result<
     }
     let cron = schedule.cron.parse().context("cron")?;
     let zone = TimeZone::get(&schedule.timezone)
-        .with_context(|| format!("timezone: {:?} is not known here", schedule.timezone))?;
+        .with_context(|| format!("timezone: unknown time zone {:?}", schedule.timezone))?;
     let principal = Principal {
         tenant: Tenant::new(&schedule.tenant)?,
         user: User::new(&schedule.user)?,
@@ -104,27 +104,28 @@ impl CompiledSchedule {
     /// Renders the input of the run that is due at `at`, with its variables replaced. `count` is the number of the
     /// run.
     pub fn input_at(&self, at: Timestamp, count: u64) -> anyhow::Result<String> {
-        let here = at.to_zoned(self.zone.clone());
-        let (mut said, mut rest) = (String::new(), self.schedule.input.as_str());
+        let local_time = at.to_zoned(self.zone.clone());
+        let mut input = String::new();
+        let mut rest = self.schedule.input.as_str();
         while let Some((before, after)) = rest.split_once("{{") {
             let (name, after) = after.split_once("}}").context("`{{` without `}}`")?;
             let value = match name.trim() {
-                "date" => here.date().to_string(),
-                "time" => here.strftime("%H:%M").to_string(),
-                "weekday" => here.strftime("%A").to_string(),
+                "date" => local_time.date().to_string(),
+                "time" => local_time.strftime("%H:%M").to_string(),
+                "weekday" => local_time.strftime("%A").to_string(),
                 "now" => at.to_string(),
                 "name" => self.schedule.name.clone(),
                 "count" => count.to_string(),
                 other => match self.schedule.variables.get(other) {
                     Some(value) => value.clone(),
-                    None => bail!("there is no variable {other:?}"),
+                    None => bail!("unknown variable {other:?}"),
                 },
             };
-            said.push_str(before);
-            said.push_str(&value);
+            input.push_str(before);
+            input.push_str(&value);
             rest = after;
         }
-        said.push_str(rest);
-        Ok(said)
+        input.push_str(rest);
+        Ok(input)
     }
 }

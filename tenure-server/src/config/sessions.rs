@@ -7,50 +7,50 @@ use tenure::{
     CachePolicy, CompactionPolicy, HistoryMode, HumanDuration, OnBusy, OnDisconnect, OnExpired, Policy, Window,
 };
 
-/// How long sessions last, and what requests do that come at a bad time.
+/// Lifetime of sessions, and the handling of busy and expired ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SessionsConfig {
-    /// Idle for longer, a session expires.
+    /// Idle time after which a session expires.
     pub ttl: HumanDuration,
-    /// Expired or deleted for longer, it is purged.
+    /// Time after which an expired or deleted session is purged.
     pub retention: HumanDuration,
-    /// At most so many live sessions; the longest idle go first. 0: no cap.
+    /// Maximum number of live sessions; the longest idle are evicted first (D-017). 0 means unlimited.
     pub max_sessions: usize,
     /// Whether a request without `session_id` is matched by its content.
     pub content_matching: bool,
-    /// Request headers that name the session besides `X-Session-Id`, for clients that can not set a body field.
+    /// Request headers that name the session besides `X-Session-Id`, for clients that cannot set a body field.
     pub id_headers: Vec<String>,
-    /// How the messages of requests are read: `auto`, `full` or `append`.
+    /// How request messages are merged with the stored history: `auto`, `full` or `append`.
     pub history: HistoryMode,
-    /// What a request does whose session is busy: `queue`, `reject`, `interrupt` or `branch`.
+    /// How a request to a busy session is handled: `queue`, `reject`, `interrupt` or `branch`.
     pub on_busy: OnBusy,
-    /// What a request does whose session has expired: `restore`, `fresh` or `reject`.
+    /// How a request to an expired session is handled: `restore`, `fresh` or `reject`.
     pub on_expired: OnExpired,
-    /// What becomes of a run when the client that waits for it goes away: `finish` or `cancel`.
+    /// How a run is handled when its client disconnects: `finish` or `cancel`.
     pub on_disconnect: OnDisconnect,
 }
 
-/// What models are shown. The log keeps everything.
+/// The prompt window: the part of a session that models see. The log keeps everything.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ShortTerm {
-    /// At most so many turns; 0: all.
+    /// Maximum number of turns. 0 means all.
     pub max_history_turns: usize,
-    /// At most so many tokens, estimated; 0: all.
+    /// Maximum number of estimated tokens. 0 means all.
     pub max_tokens: usize,
-    /// Who writes a summary of the oldest turns when there are more: `false` (nobody: they are left out), `true` (the session's model), or
-    /// the name of a model.
+    /// Whether the oldest turns are summarized when there are more: `false` (no, they are omitted from prompts), `true`
+    /// (by the session's model), or the name of the model that summarizes them.
     pub compact: CompactionPolicy,
 }
 
-/// Tool results.
+/// The cache of tool results.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Cache {
-    /// How long a result is good for.
+    /// Time after which a cached result expires.
     pub ttl: HumanDuration,
-    /// How many a session keeps.
+    /// Maximum number of cached results per session.
     pub max_entries: usize,
 }
 
@@ -91,7 +91,7 @@ impl SessionsConfig {
     pub(super) fn check(&self) -> anyhow::Result<()> {
         for (i, name) in self.id_headers.iter().enumerate() {
             if axum::http::HeaderName::from_bytes(name.as_bytes()).is_err() {
-                bail!("sessions.id_headers[{i}]: {name:?} is not the name of a header");
+                bail!("sessions.id_headers[{i}]: {name:?} is not a valid header name");
             }
         }
         Ok(())

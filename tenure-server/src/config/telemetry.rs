@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Telemetry {
-    /// What is logged: `error`, `warn`, `info`, `debug`, or directives such as `tenure=debug`.
+    /// The log filter: `error`, `warn`, `info`, `debug`, or directives such as `tenure=debug`.
     pub log: String,
-    /// How: `text` or `json`.
+    /// The log format: `text` or `json`.
     pub log_format: LogFormat,
-    /// Where traces go over OTLP, such as `http://127.0.0.1:4318`; nowhere if empty.
+    /// The OTLP endpoint for traces, such as `http://127.0.0.1:4318`. Empty disables traces.
     pub otlp: String,
 }
 

@@ -11,7 +11,8 @@ use tenure::store::redacted;
 use tenure::{Assistant, ByteSize, HumanDuration, MemoryScope, Secret, ToolSource};
 
 /// Environment variables that the program of an MCP server inherits: none that could be a secret (D-060).
-const HARMLESS: [&str; 10] = ["HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"];
+const INHERITED_VARIABLES: [&str; 10] =
+    ["HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"];
 
 /// The mount point of the session's files in the private root file system of the sandbox.
 pub const SESSION_DIRECTORY: &str = "/session";
@@ -25,13 +26,13 @@ const MAX_DEPTH: usize = 200;
 pub struct Python {
     /// The interpreter.
     pub program: String,
-    /// Interpreters at once; the longest idle goes when another is needed.
+    /// Maximum number of interpreters; the longest idle is evicted when another is needed.
     pub max_processes: usize,
-    /// Idle for longer, an interpreter ends.
+    /// Idle time after which an interpreter is terminated.
     pub idle: HumanDuration,
-    /// How long a call may take. Then it is interrupted, and what was defined is kept.
+    /// Timeout of a call. It is then interrupted; the interpreter's state is kept.
     pub timeout: HumanDuration,
-    /// How long it may take to be interrupted. Then it is ended, and what was defined is lost.
+    /// Time allowed for the interruption. The interpreter is then killed, and its state is lost.
     pub grace: HumanDuration,
     /// Memory of each of its processes.
     pub memory: ByteSize,
@@ -45,11 +46,11 @@ pub struct Python {
     pub disk: ByteSize,
     /// Files and directories of a session.
     pub max_files: u64,
-    /// How deep directories of a session may be nested.
+    /// Maximum nesting depth of a session's directories.
     pub max_depth: usize,
     /// Directories that it may read, besides the system's programs and libraries.
     pub read: Vec<String>,
-    /// What this system must enforce; otherwise no interpreter is started.
+    /// The isolation this system must enforce; otherwise no interpreter is started.
     pub require: Require,
     /// The executable that sets the sandbox up: this one. Tests, which are other programs, name the server's.
     #[serde(skip)]
@@ -106,14 +107,14 @@ impl Default for Python {
 pub(super) fn check(python: &Python, assistants: &[Assistant]) -> anyhow::Result<()> {
     for (name, period) in [("timeout", python.timeout), ("grace", python.grace)] {
         if period.duration().is_none_or(|d| d.is_zero()) {
-            bail!("python.{name}: it must end some time, and not at once");
+            bail!("python.{name}: must be finite and greater than 0");
         }
     }
     if python.max_processes == 0 {
-        bail!("python.max_processes: with 0 nothing could be done; leave `python` out of the assistants instead");
+        bail!("python.max_processes: must be at least 1; to disable the tool, remove `python` from the assistants");
     }
     if python.disk.0 == 0 || python.max_files == 0 {
-        bail!("python.disk and python.max_files: with 0 an interpreter could not write anything; the least is 1");
+        bail!("python.disk and python.max_files: must be at least 1");
     }
     if !(1..=MAX_DEPTH).contains(&python.max_depth) {
         bail!("python.max_depth: it must be between 1 and {MAX_DEPTH}");
@@ -121,7 +122,9 @@ pub(super) fn check(python: &Python, assistants: &[Assistant]) -> anyhow::Result
     for path in &python.read {
         let absolute = std::path::absolute(path)?;
         if !is_mountable(&absolute) {
-            bail!("python.read: {path:?} can not be shown in the sandbox");
+            bail!(
+                "python.read: {path:?} cannot be mounted in the sandbox; use an absolute path without `..`, other than / and /session"
+            );
         }
     }
     for (i, assistant) in assistants.iter().enumerate() {
@@ -138,30 +141,32 @@ pub(super) fn check(python: &Python, assistants: &[Assistant]) -> anyhow::Result
     Ok(())
 }
 
-fn check_source(at: &str, source: &ToolSource) -> anyhow::Result<()> {
+fn check_source(key_path: &str, source: &ToolSource) -> anyhow::Result<()> {
     match source {
         ToolSource::Mcp(mcp) => match (&mcp.command, &mcp.url) {
             (Some(_), None) if mcp.headers.is_empty() => {}
             (None, Some(url)) if mcp.args.is_empty() && mcp.env.is_empty() => {
-                http_url(&format!("{at}.mcp.url"), url)?;
+                http_url(&format!("{key_path}.mcp.url"), url)?;
             }
             (Some(_), Some(_)) | (None, None) => {
-                bail!("{at}.mcp: an MCP server has either a `command` or a `url`")
+                bail!("{key_path}.mcp: an MCP server has either a `command` or a `url`")
             }
-            _ => bail!("{at}.mcp: `args` and `env` belong to a `command`, `headers` to a `url`"),
+            _ => bail!("{key_path}.mcp: `args` and `env` belong to a `command`, `headers` to a `url`"),
         },
         ToolSource::Http(http) => {
-            http_url(&format!("{at}.http.url"), &http.url)?;
+            http_url(&format!("{key_path}.http.url"), &http.url)?;
             if callable_name(&http.name) != http.name || http.name.is_empty() {
-                bail!("{at}.http.name: a tool's name has 1 to 64 letters, digits, `_` and `-`");
+                bail!("{key_path}.http.name: a tool's name has 1 to 64 letters, digits, `_` and `-`");
             }
             if !http.parameters.is_object() {
-                bail!("{at}.http.parameters: it must be a JSON schema, such as {{type: object, properties: {{}}}}");
+                bail!(
+                    "{key_path}.http.parameters: it must be a JSON schema, such as {{type: object, properties: {{}}}}"
+                );
             }
         }
         ToolSource::Python(python) => {
             if python.timeout.is_some_and(|t| t.duration().is_none_or(|d| d.is_zero())) {
-                bail!("{at}.python.timeout: it must end some time, and not at once");
+                bail!("{key_path}.python.timeout: must be finite and greater than 0");
             }
         }
         ToolSource::Memory => {}
@@ -196,19 +201,19 @@ pub(super) fn hide(assistant: &mut Assistant) {
 
 /// Resolves secrets to their values, from the file or the environment. Fails if an environment variable is not set.
 pub fn reveal(secrets: &BTreeMap<String, Secret>) -> anyhow::Result<Vec<(String, String)>> {
-    let reveal = |(name, secret): (&String, &Secret)| match secret {
+    let resolve = |(name, secret): (&String, &Secret)| match secret {
         Secret::Text(text) => Ok((name.clone(), text.clone())),
-        Secret::Env(from) => match std::env::var(&from.env) {
+        Secret::Env(variable) => match std::env::var(&variable.env) {
             Ok(text) => Ok((name.clone(), text)),
-            Err(_) => Err(anyhow!("{name} is taken from the environment variable {}, which is not set", from.env)),
+            Err(_) => Err(anyhow!("{name} is taken from the environment variable {}, which is not set", variable.env)),
         },
     };
-    secrets.iter().map(reveal).collect()
+    secrets.iter().map(resolve).collect()
 }
 
 /// The environment that the program of an MCP server inherits (D-060).
 pub fn harmless() -> Vec<(&'static str, std::ffi::OsString)> {
-    HARMLESS.iter().filter_map(|name| Some((*name, std::env::var_os(name)?))).collect()
+    INHERITED_VARIABLES.iter().filter_map(|name| Some((*name, std::env::var_os(name)?))).collect()
 }
 
 /// The path of this executable. On Linux it stays valid even if the file was replaced since the start.
@@ -238,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_with_their_place() {
+    fn errors_name_the_location() {
         for (tools, want) in [
             ("{mpc: {}}", "did you mean `mcp`"),
             ("{mcp: {comand: x}}", "did you mean `command`"),

@@ -9,17 +9,14 @@ use serde::{Deserialize, Serialize};
 pub struct TranscriptsConfig {
     /// Their directory; none are written if it is empty.
     pub dir: String,
-    /// Whether they are written as it goes, not only when a session ends.
+    /// Whether they are updated after each change, not only when a session ends.
     pub live: bool,
 }
 
 impl TranscriptsConfig {
     /// Validates the section.
     pub(super) fn check(&self) -> anyhow::Result<()> {
-        ensure!(
-            !self.live || !self.dir.is_empty(),
-            "transcripts.live: there is no directory to write to; set transcripts.dir"
-        );
+        ensure!(!self.live || !self.dir.is_empty(), "transcripts.live requires a directory; set transcripts.dir");
         Ok(())
     }
 }

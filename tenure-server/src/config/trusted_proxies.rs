@@ -36,9 +36,12 @@ impl TryFrom<Vec<String>> for TrustedProxies {
 
 impl From<TrustedProxies> for Vec<String> {
     fn from(proxies: TrustedProxies) -> Self {
-        let text = |network: &IpNet| match network.prefix_len() == network.max_prefix_len() {
-            true => network.addr().to_string(),
-            false => network.to_string(),
+        let text = |network: &IpNet| {
+            if network.prefix_len() == network.max_prefix_len() {
+                network.addr().to_string()
+            } else {
+                network.to_string()
+            }
         };
         proxies.0.iter().map(text).collect()
     }

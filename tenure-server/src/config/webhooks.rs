@@ -10,12 +10,12 @@ use tenure::HumanDuration;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WebhookConfig {
-    /// Where to POST.
+    /// The URL to POST to.
     pub url: String,
     /// The environment variable with the secret that signs the body.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_env: Option<String>,
-    /// How long an answer may take.
+    /// Timeout of a delivery.
     #[serde(default = "ten_seconds")]
     pub timeout: HumanDuration,
 }
@@ -24,15 +24,17 @@ impl WebhookConfig {
     /// The secret that signs the body, from the environment. `None` means that the body is not signed.
     pub fn secret(&self) -> anyhow::Result<Option<String>> {
         let Some(name) = &self.secret_env else { return Ok(None) };
-        std::env::var(name).map(Some).map_err(|_| anyhow!("the web hook's secret_env {name} is not set"))
+        std::env::var(name)
+            .map(Some)
+            .map_err(|_| anyhow!("the environment variable {name} (secret_env of a webhook) is not set"))
     }
 }
 
-/// What happens when a session ends.
+/// Webhooks called when a session ends.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OnExpire {
-    /// Web hooks that get the whole session before it goes.
+    /// Webhooks that receive the whole session before it is removed.
     pub webhooks: Vec<WebhookConfig>,
 }
 
@@ -42,7 +44,7 @@ impl OnExpire {
         for (i, hook) in self.webhooks.iter().enumerate() {
             http_url(&format!("on_expire.webhooks[{i}].url"), &hook.url)?;
             if hook.timeout.duration().is_none() {
-                bail!("on_expire.webhooks[{i}].timeout: it must end some time, or one hook could hold up all");
+                bail!("on_expire.webhooks[{i}].timeout: must be finite, or one webhook could block all others");
             }
         }
         Ok(())

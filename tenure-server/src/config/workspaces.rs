@@ -2,17 +2,17 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The directories that sessions name in `metadata.workspace`, kept in git.
+/// Workspaces: the directories that sessions name in `metadata.workspace`, versioned with git.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WorkspacesConfig {
-    /// The directory they are in, as `ROOT/TENANT/NAME`; nothing is kept if empty.
+    /// Their root directory; paths are `ROOT/TENANT/NAME`. Empty disables workspaces.
     pub root: String,
     /// Whether they are committed after each checkpoint too, and not only when a session ends.
     pub checkpoints: bool,
-    /// A workspace with more files is not committed.
+    /// Maximum number of files; a larger workspace is not committed.
     pub max_files: usize,
-    /// Nor one with more bytes.
+    /// Maximum number of bytes; a larger workspace is not committed.
     pub max_bytes: u64,
 }
 

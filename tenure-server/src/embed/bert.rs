@@ -10,8 +10,8 @@ const MAX_LAYERS: usize = 64;
 
 /// A loaded BERT encoder.
 pub struct Bert {
-    words: Array2<f32>,
-    places: Array2<f32>,
+    word_embeddings: Array2<f32>,
+    position_embeddings: Array2<f32>,
     norm: LayerNorm,
     layers: Vec<EncoderLayer>,
 }
@@ -40,7 +40,7 @@ struct Linear {
 struct LayerNorm {
     weight: Array1<f32>,
     bias: Array1<f32>,
-    least: f32,
+    epsilon: f32,
 }
 
 struct EncoderLayer {
@@ -48,10 +48,10 @@ struct EncoderLayer {
     query: Linear,
     key: Linear,
     value: Linear,
-    seen: Linear,
-    seen_norm: LayerNorm,
-    wide: Linear,
-    narrow: Linear,
+    attention_output: Linear,
+    attention_norm: LayerNorm,
+    intermediate: Linear,
+    output: Linear,
     norm: LayerNorm,
 }
 
@@ -60,12 +60,12 @@ impl Bert {
     /// fail.
     pub fn new(config: &[u8], weights: &Weights<'_>) -> Result<Self, String> {
         let shape: BertConfig =
-            serde_json::from_slice(config).map_err(|e| format!("its config.json is not that of a BERT model: {e}"))?;
+            serde_json::from_slice(config).map_err(|e| format!("config.json is not that of a BERT model: {e}"))?;
         let size = shape.hidden_size;
         let absolute = shape.position_embedding_type.as_deref().is_none_or(|p| p == "absolute");
         if shape.model_type != "bert" || shape.hidden_act != "gelu" || !absolute {
             return Err(format!(
-                "it is a {} model with {}; only plain BERT is known here",
+                "unsupported model type {} with {}; only plain BERT is supported",
                 shape.model_type, shape.hidden_act
             ));
         }
@@ -76,7 +76,7 @@ impl Bert {
             || !(1..=MAX_LAYERS).contains(&shape.num_hidden_layers)
         {
             return Err(format!(
-                "its config.json has sizes that do not fit: {size} numbers, {heads} heads, {} layers",
+                "inconsistent sizes in config.json: hidden size {size}, {heads} heads, {} layers",
                 shape.num_hidden_layers
             ));
         }
@@ -84,16 +84,16 @@ impl Bert {
             || shape.type_vocab_size == 0
             || !(0.0..1.0).contains(&shape.layer_norm_eps)
         {
-            return Err("its config.json has sizes that do not fit".into());
+            return Err("inconsistent sizes in config.json".into());
         }
         let matrix = |name: &str, rows| weights.matrix(&format!("embeddings.{name}_embeddings.weight"), rows, size);
         // Every text has token type 0, so that embedding is added to the position embeddings in advance.
-        let places = matrix("position", shape.max_position_embeddings)?;
-        let places = places + matrix("token_type", shape.type_vocab_size)?.row(0);
+        let position_embeddings = matrix("position", shape.max_position_embeddings)?;
+        let position_embeddings = position_embeddings + matrix("token_type", shape.type_vocab_size)?.row(0);
         let layer = |i| EncoderLayer::new(weights, &format!("encoder.layer.{i}"), &shape);
         Ok(Self {
-            words: matrix("word", shape.vocab_size)?,
-            places,
+            word_embeddings: matrix("word", shape.vocab_size)?,
+            position_embeddings,
             norm: LayerNorm::new(weights, "embeddings", &shape)?,
             layers: (0..shape.num_hidden_layers).map(layer).collect::<Result<_, _>>()?,
         })
@@ -101,25 +101,25 @@ impl Bert {
 
     /// Returns the size of the vocabulary.
     pub fn words(&self) -> usize {
-        self.words.nrows()
+        self.word_embeddings.nrows()
     }
 
     /// Returns the maximum number of tokens of a text.
     pub fn places(&self) -> usize {
-        self.places.nrows()
+        self.position_embeddings.nrows()
     }
 
     /// Returns the number of dimensions of an embedding.
     pub fn dimensions(&self) -> usize {
-        self.words.ncols()
+        self.word_embeddings.ncols()
     }
 
     /// Computes the embedding of a text: the mean over its tokens. `ids` must contain at least one token and at
     /// most [`Bert::places`], each less than [`Bert::words`].
     pub fn vector(&self, ids: &[u32]) -> Vec<f32> {
-        let mut x = self.places.slice_axis(Axis(0), Slice::from(..ids.len())).to_owned();
+        let mut x = self.position_embeddings.slice_axis(Axis(0), Slice::from(..ids.len())).to_owned();
         for (mut row, id) in x.rows_mut().into_iter().zip(ids) {
-            row += &self.words.row(*id as usize);
+            row += &self.word_embeddings.row(*id as usize);
         }
         self.norm.apply(&mut x);
         for layer in &self.layers {
@@ -130,55 +130,57 @@ impl Bert {
 }
 
 impl EncoderLayer {
-    fn new(weights: &Weights<'_>, at: &str, shape: &BertConfig) -> Result<Self, String> {
-        let (size, inner) = (shape.hidden_size, shape.intermediate_size);
-        let linear = |name: &str, out, into| Linear::new(weights, &format!("{at}.{name}"), out, into);
+    fn new(weights: &Weights<'_>, prefix: &str, shape: &BertConfig) -> Result<Self, String> {
+        let size = shape.hidden_size;
+        let intermediate_size = shape.intermediate_size;
+        let linear = |name: &str, outputs, inputs| Linear::new(weights, &format!("{prefix}.{name}"), outputs, inputs);
         Ok(Self {
             heads: shape.num_attention_heads,
             query: linear("attention.self.query", size, size)?,
             key: linear("attention.self.key", size, size)?,
             value: linear("attention.self.value", size, size)?,
-            seen: linear("attention.output.dense", size, size)?,
-            seen_norm: LayerNorm::new(weights, &format!("{at}.attention.output"), shape)?,
-            wide: linear("intermediate.dense", inner, size)?,
-            narrow: linear("output.dense", size, inner)?,
-            norm: LayerNorm::new(weights, &format!("{at}.output"), shape)?,
+            attention_output: linear("attention.output.dense", size, size)?,
+            attention_norm: LayerNorm::new(weights, &format!("{prefix}.attention.output"), shape)?,
+            intermediate: linear("intermediate.dense", intermediate_size, size)?,
+            output: linear("output.dense", size, intermediate_size)?,
+            norm: LayerNorm::new(weights, &format!("{prefix}.output"), shape)?,
         })
     }
 
     fn apply(&self, x: Array2<f32>) -> Array2<f32> {
-        let mut x = self.seen.apply(&self.look_around(&x).view()) + x;
-        self.seen_norm.apply(&mut x);
-        let mut wide = self.wide.apply(&x.view());
-        wide.mapv_inplace(gelu);
-        let mut x = self.narrow.apply(&wide.view()) + x;
+        let mut x = self.attention_output.apply(&self.attention(&x).view()) + x;
+        self.attention_norm.apply(&mut x);
+        let mut intermediate = self.intermediate.apply(&x.view());
+        intermediate.mapv_inplace(gelu);
+        let mut x = self.output.apply(&intermediate.view()) + x;
         self.norm.apply(&mut x);
         x
     }
 
     /// Multi-head self-attention over all tokens.
-    fn look_around(&self, x: &Array2<f32>) -> Array2<f32> {
+    fn attention(&self, x: &Array2<f32>) -> Array2<f32> {
         let [query, key, value] = [&self.query, &self.key, &self.value].map(|l| l.apply(&x.view()));
-        let (mut seen, width) = (Array2::zeros(x.raw_dim()), x.ncols() / self.heads);
+        let mut context = Array2::zeros(x.raw_dim());
+        let width = x.ncols() / self.heads;
         for head in 0..self.heads {
             let columns = Slice::from(head * width..(head + 1) * width);
             let [query, key, value] = [&query, &key, &value].map(|x| x.slice_axis(Axis(1), columns));
             let mut scores = query.dot(&key.t()) / (width as f32).sqrt();
             for mut row in scores.rows_mut() {
-                let most = row.fold(f32::NEG_INFINITY, |most, n| most.max(*n));
-                row.mapv_inplace(|n| (n - most).exp());
+                let largest = row.fold(f32::NEG_INFINITY, |largest, n| largest.max(*n));
+                row.mapv_inplace(|n| (n - largest).exp());
                 row /= row.sum();
             }
-            seen.slice_axis_mut(Axis(1), columns).assign(&scores.dot(&value));
+            context.slice_axis_mut(Axis(1), columns).assign(&scores.dot(&value));
         }
-        seen
+        context
     }
 }
 
 impl Linear {
-    fn new(weights: &Weights<'_>, at: &str, out: usize, into: usize) -> Result<Self, String> {
-        let weight = weights.matrix(&format!("{at}.weight"), out, into)?;
-        Ok(Self { weight, bias: weights.vector(&format!("{at}.bias"), out)? })
+    fn new(weights: &Weights<'_>, prefix: &str, outputs: usize, inputs: usize) -> Result<Self, String> {
+        let weight = weights.matrix(&format!("{prefix}.weight"), outputs, inputs)?;
+        Ok(Self { weight, bias: weights.vector(&format!("{prefix}.bias"), outputs)? })
     }
 
     fn apply(&self, x: &ArrayView2<'_, f32>) -> Array2<f32> {
@@ -187,9 +189,9 @@ impl Linear {
 }
 
 impl LayerNorm {
-    fn new(weights: &Weights<'_>, at: &str, shape: &BertConfig) -> Result<Self, String> {
-        let vector = |name: &str| weights.vector(&format!("{at}.LayerNorm.{name}"), shape.hidden_size);
-        Ok(Self { weight: vector("weight")?, bias: vector("bias")?, least: shape.layer_norm_eps })
+    fn new(weights: &Weights<'_>, prefix: &str, shape: &BertConfig) -> Result<Self, String> {
+        let vector = |name: &str| weights.vector(&format!("{prefix}.LayerNorm.{name}"), shape.hidden_size);
+        Ok(Self { weight: vector("weight")?, bias: vector("bias")?, epsilon: shape.layer_norm_eps })
     }
 
     fn apply(&self, x: &mut Array2<f32>) {
@@ -197,8 +199,8 @@ impl LayerNorm {
         for mut row in x.rows_mut() {
             let mean = row.sum() / size;
             row -= mean;
-            let spread = (row.fold(0.0, |all, n| all + n * n) / size + self.least).sqrt();
-            row /= spread;
+            let deviation = (row.fold(0.0, |sum, n| sum + n * n) / size + self.epsilon).sqrt();
+            row /= deviation;
             row *= &self.weight;
             row += &self.bias;
         }

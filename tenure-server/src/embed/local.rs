@@ -21,13 +21,13 @@ const MAX_FILE_BYTES: u64 = 2 << 30;
 /// Maximum number of tokens of a text that are embedded, as in the training of this model family. The rest is ignored.
 const MAX_TOKENS: usize = 256;
 /// Maximum number of texts per blocking task, so that one query does not have to wait for a batch of a thousand texts.
-const AT_ONCE: usize = 16;
+const BATCH_SIZE: usize = 16;
 /// A BERT embedding model in this process, with its tokenizer.
 pub struct LocalModel {
     name: String,
     bytes: usize,
     model: Arc<(TokenIds, Bert)>,
-    at_once: Semaphore,
+    permits: Semaphore,
 }
 
 impl std::fmt::Debug for LocalModel {
@@ -41,36 +41,35 @@ impl LocalModel {
     /// thread.
     pub fn load(dir: &Path) -> anyhow::Result<Self> {
         if !dir.join("model.safetensors").exists() {
-            bail!(
-                "there is no model in {}; get it with `tenure models pull`, or set `embeddings.model: none`",
-                dir.display()
-            );
+            bail!("no model found in {}; run `tenure models pull`, or set `embeddings.model: none`", dir.display());
         }
-        Self::read(dir).with_context(|| format!("the model in {} can not be used", dir.display()))
+        Self::read(dir).with_context(|| format!("cannot load the model in {}", dir.display()))
     }
 
     fn read(dir: &Path) -> anyhow::Result<Self> {
         let [config, json, vocab, weights] = FILES.map(|name| read(dir, name));
-        let (config, weights) = (config?.context("it has no config.json")?, weights?.context("it has no weights")?);
+        let config = config?.context("config.json is missing")?;
+        let weights = weights?.context("model.safetensors is missing")?;
         let json = json?;
         let (text, tokens) = match (&json, &vocab?) {
             (Some(json), _) => (json.clone(), TokenIds::from_json(json).map_err(|e| anyhow!("tokenizer.json: {e}"))?),
             (None, Some(vocab)) => (vocab.clone(), TokenIds::from_vocab(vocab).map_err(|e| anyhow!("vocab.txt: {e}"))?),
-            (None, None) => bail!("it has neither a tokenizer.json nor a vocab.txt"),
+            (None, None) => bail!("both tokenizer.json and vocab.txt are missing"),
         };
-        means(read(dir, "1_Pooling/config.json")?)?;
-        let wrong = |e| anyhow!("model.safetensors: {e}");
-        let bert = Bert::new(&config, &Weights::parse(&weights).map_err(wrong)?).map_err(wrong)?;
+        check_pooling(read(dir, "1_Pooling/config.json")?)?;
+        let invalid_weights = |e| anyhow!("model.safetensors: {e}");
+        let bert = Bert::new(&config, &Weights::parse(&weights).map_err(invalid_weights)?).map_err(invalid_weights)?;
         if tokens.largest() >= bert.words() {
-            bail!("its tokenizer has pieces that the weights do not know");
+            bail!("the tokenizer has token ids beyond the vocabulary of the weights");
         }
-        let hash = hash([&config, &text, &weights].map(|file| &file[..]));
+        let model_hash = hash([&config, &text, &weights].map(|file| &file[..]));
         // Vectors with different model names are never compared, so a different model must get a different name
         // (D-080).
-        let name = if hash == HASH { LOCAL_MODEL_NAME.to_owned() } else { format!("local-{}", &hash[..12]) };
+        let name =
+            if model_hash == HASH { LOCAL_MODEL_NAME.to_owned() } else { format!("local-{}", &model_hash[..12]) };
         let bytes = config.len() + text.len() + weights.len();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Ok(Self { name, bytes, model: Arc::new((tokens, bert)), at_once: Semaphore::new(cores) })
+        Ok(Self { name, bytes, model: Arc::new((tokens, bert)), permits: Semaphore::new(cores) })
     }
 
     /// Returns the model's name. A model other than [`LOCAL_MODEL_NAME`] is named by its hash (D-080).
@@ -91,21 +90,22 @@ impl LocalModel {
     /// Returns a unit-length embedding for each text, and the total number of tokens. Runs on blocking threads, at
     /// most one per core at a time.
     pub async fn embed(&self, texts: Vec<String>) -> Result<(Vec<Vec<f32>>, usize), String> {
-        let (mut vectors, mut count) = (Vec::with_capacity(texts.len()), 0);
+        let mut vectors = Vec::with_capacity(texts.len());
+        let mut count = 0;
         let mut texts = texts.into_iter().peekable();
         while texts.peek().is_some() {
-            let some: Vec<String> = texts.by_ref().take(AT_ONCE).collect();
+            let batch: Vec<String> = texts.by_ref().take(BATCH_SIZE).collect();
             let model = self.model.clone();
-            let _permit = self.at_once.acquire().await.map_err(|e| e.to_string())?;
+            let _permit = self.permits.acquire().await.map_err(|e| e.to_string())?;
             let work = move || -> Vec<(Vec<f32>, usize)> {
                 let (tokens, bert) = &*model;
                 let max = MAX_TOKENS.min(bert.places());
-                let ids = some.iter().map(|text| tokens.encode(text, max));
+                let ids = batch.iter().map(|text| tokens.encode(text, max));
                 ids.map(|ids| (unit(bert.vector(&ids)), ids.len())).collect()
             };
-            for (vector, pieces) in tokio::task::spawn_blocking(work).await.map_err(|e| e.to_string())? {
+            for (vector, token_count) in tokio::task::spawn_blocking(work).await.map_err(|e| e.to_string())? {
                 vectors.push(vector);
-                count += pieces;
+                count += token_count;
             }
         }
         Ok((vectors, count))
@@ -125,14 +125,14 @@ pub fn hash(files: [&[u8]; 3]) -> String {
 fn read(dir: &Path, name: &str) -> anyhow::Result<Option<Vec<u8>>> {
     let path = dir.join(name);
     match std::fs::metadata(&path) {
-        Ok(file) if file.len() > MAX_FILE_BYTES => bail!("{name} is over {MAX_FILE_BYTES} bytes"),
-        Ok(_) => std::fs::read(&path).map(Some).with_context(|| format!("can not read {name}")),
+        Ok(file) if file.len() > MAX_FILE_BYTES => bail!("{name} exceeds {MAX_FILE_BYTES} bytes"),
+        Ok(_) => std::fs::read(&path).map(Some).with_context(|| format!("cannot read {name}")),
         Err(_) => Ok(None),
     }
 }
 
 /// Rejects a model that declares a pooling other than the mean over its tokens.
-fn means(pooling: Option<Vec<u8>>) -> anyhow::Result<()> {
+fn check_pooling(pooling: Option<Vec<u8>>) -> anyhow::Result<()> {
     #[derive(Deserialize)]
     struct Pooling {
         pooling_mode_mean_tokens: Option<bool>,
@@ -140,9 +140,7 @@ fn means(pooling: Option<Vec<u8>>) -> anyhow::Result<()> {
     let Some(pooling) = pooling else { return Ok(()) };
     let pooling: Pooling = serde_json::from_slice(&pooling).context("1_Pooling/config.json")?;
     if pooling.pooling_mode_mean_tokens == Some(false) {
-        bail!(
-            "its vectors are not the mean over the pieces of a text (1_Pooling/config.json); only such are known here"
-        );
+        bail!("unsupported pooling (1_Pooling/config.json); only mean pooling over tokens is supported");
     }
     Ok(())
 }

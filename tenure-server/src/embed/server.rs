@@ -8,7 +8,7 @@ use std::time::Duration;
 use tenure::RawObject;
 
 /// Maximum number of characters of a text that are sent: most servers reject more than 8,000 tokens.
-const MAX_LETTERS: usize = 8000;
+const MAX_CHARS: usize = 8000;
 
 /// An OpenAI-compatible embedding server.
 #[derive(Debug)]
@@ -40,7 +40,8 @@ impl EmbeddingServer {
 
     /// Creates a client from the configuration. The server is contacted on first use.
     pub fn new(config: &Embeddings) -> anyhow::Result<Self> {
-        let (dimensions, batch) = (config.dimensions, config.batch);
+        let dimensions = config.dimensions;
+        let batch = config.batch;
         // A prefix of a longer vector is not comparable with a shorter vector, so the name includes the dimensions.
         let name = dimensions.map_or(config.model.clone(), |n| format!("{}:{n}", config.model));
         let timeout = config.timeout.duration().unwrap_or(Duration::MAX);
@@ -50,38 +51,42 @@ impl EmbeddingServer {
     /// Returns a unit-length embedding for each text. Texts are sent in batches, each with the configured timeout.
     pub async fn embed(&self, texts: Vec<String>) -> Result<Vec<Vec<f32>>, String> {
         let mut vectors = Vec::with_capacity(texts.len());
-        for some in texts.chunks(self.batch) {
-            let asked = tokio::time::timeout(self.timeout, self.ask(some)).await;
-            let too_long = |_| format!("{} did not answer within {:?} (`embeddings.timeout`)", self.name, self.timeout);
-            vectors.extend(asked.map_err(too_long)??);
+        for batch in texts.chunks(self.batch) {
+            let response = tokio::time::timeout(self.timeout, self.request_embeddings(batch)).await;
+            let too_long =
+                |_| format!("{} did not respond within {:?} (`embeddings.timeout`)", self.name, self.timeout);
+            vectors.extend(response.map_err(too_long)??);
         }
         Ok(vectors)
     }
 
-    async fn ask(&self, texts: &[String]) -> Result<Vec<Vec<f32>>, String> {
-        let input: Vec<&str> = texts.iter().map(|text| first(text, MAX_LETTERS)).collect();
+    async fn request_embeddings(&self, texts: &[String]) -> Result<Vec<Vec<f32>>, String> {
+        let input: Vec<&str> = texts.iter().map(|text| truncate(text, MAX_CHARS)).collect();
         let mut body = RawObject::default();
         body.set("input", input);
         if let Some(dimensions) = self.dimensions {
             body.set("dimensions", dimensions);
         }
-        let (_, answer) = self.upstream.embed(body).await.map_err(|e| e.to_string())?;
-        let wrong = |why: &str| format!("the server of {} gave no vectors: {why}", self.name);
-        let answer: EmbeddingResponse = serde_json::from_str(&answer).map_err(|e| wrong(&e.to_string()))?;
+        let (_, response) = self.upstream.embed(body).await.map_err(|e| e.to_string())?;
+        let invalid_response =
+            |reason: &str| format!("invalid response of the embedding server for {}: {reason}", self.name);
+        let response: EmbeddingResponse =
+            serde_json::from_str(&response).map_err(|e| invalid_response(&e.to_string()))?;
         let mut vectors = vec![Vec::new(); texts.len()];
-        for Embedding { index, embedding } in answer.data {
-            let place = vectors.get_mut(index).filter(|place| place.is_empty());
-            *place.ok_or_else(|| wrong(&format!("one too many, for text {index}")))? = unit(embedding);
+        for Embedding { index, embedding } in response.data {
+            let slot = vectors.get_mut(index).filter(|slot| slot.is_empty());
+            *slot.ok_or_else(|| invalid_response(&format!("unexpected or duplicate embedding for text {index}")))? =
+                unit(embedding);
         }
         let length = self.dimensions.unwrap_or(vectors.first().map_or(0, Vec::len));
         match vectors.iter().find(|v| v.len() != length || v.is_empty()) {
-            Some(v) => Err(wrong(&format!("one has {} numbers instead of {length}", v.len()))),
+            Some(v) => Err(invalid_response(&format!("an embedding has {} dimensions instead of {length}", v.len()))),
             None => Ok(vectors),
         }
     }
 }
 
-/// Returns the first `letters` characters of a text.
-fn first(text: &str, letters: usize) -> &str {
-    text.char_indices().nth(letters).map_or(text, |(end, _)| &text[..end])
+/// Returns the first `max_chars` characters of a text.
+fn truncate(text: &str, max_chars: usize) -> &str {
+    text.char_indices().nth(max_chars).map_or(text, |(end, _)| &text[..end])
 }

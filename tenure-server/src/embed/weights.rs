@@ -11,14 +11,14 @@ impl<'a> Weights<'a> {
     /// Parses the header and checks that every tensor lies within the file as declared.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, String> {
         SafeTensors::deserialize(bytes).map(Self).map_err(|e| match e {
-            SafeTensorError::HeaderTooSmall => "it is too short".to_owned(),
+            SafeTensorError::HeaderTooSmall => "the file is too short".to_owned(),
             SafeTensorError::HeaderTooLarge | SafeTensorError::InvalidHeaderLength => {
-                "its header is longer than the file".to_owned()
+                "the header is longer than the file".to_owned()
             }
-            SafeTensorError::InvalidHeaderDeserialization(e) => format!("its header is broken: {e}"),
-            SafeTensorError::InvalidHeader(e) => format!("its header is broken: {e}"),
-            SafeTensorError::InvalidOffset(name) => format!("{name} does not lie where the header says"),
-            other => format!("a tensor does not lie where the header says: {other}"),
+            SafeTensorError::InvalidHeaderDeserialization(e) => format!("invalid header: {e}"),
+            SafeTensorError::InvalidHeader(e) => format!("invalid header: {e}"),
+            SafeTensorError::InvalidOffset(name) => format!("the offsets of {name} are invalid"),
+            other => format!("the offsets of a tensor are invalid: {other}"),
         })
     }
 
@@ -34,19 +34,20 @@ impl<'a> Weights<'a> {
     }
 
     fn numbers(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, String> {
-        let tensor = self.0.tensor(name).map_err(|_| format!("it has no {name}"))?;
+        let tensor = self.0.tensor(name).map_err(|_| format!("the tensor {name} is missing"))?;
         if tensor.shape() != shape {
-            return Err(format!("{name} has the shape {:?}, and should have {shape:?}", tensor.shape()));
+            return Err(format!("{name} has shape {:?}, expected {shape:?}", tensor.shape()));
         }
         let bytes = tensor.data();
         let numbers: Vec<f32> = match tensor.dtype() {
             Dtype::F32 => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
             Dtype::F16 => bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
-            other => return Err(format!("{name} has numbers of the kind \"{other:?}\"; F32 and F16 are known here")),
+            other => return Err(format!("{name} has the unsupported type {other:?}; supported are F32 and F16")),
         };
-        match numbers.iter().all(|n| n.is_finite()) {
-            true => Ok(numbers),
-            false => Err(format!("{name} holds what is not a number")),
+        if numbers.iter().all(|n| n.is_finite()) {
+            Ok(numbers)
+        } else {
+            Err(format!("{name} contains a number that is not finite"))
         }
     }
 }
@@ -71,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_files_are_told() {
+    fn broken_files_are_rejected() {
         let tensor = |dtype: &str, shape: &str, offsets: &str| {
             file(
                 &format!(r#"{{"a": {{"dtype": "{dtype}", "shape": {shape}, "data_offsets": {offsets}}}}}"#),
@@ -83,21 +84,21 @@ mod tests {
             (Vec::new(), "too short"),
             (vec![1, 2, 3], "too short"),
             (u64::MAX.to_le_bytes().to_vec(), "longer than the file"),
-            (file("{", &[]), "header is broken"),
-            (file("[]", &[]), "header is broken"),
-            (file(r#"{"a": {"dtype": "F32"}}"#, &[]), "header is broken"),
-            (tensor("F32", "[-1]", "[0, 4]"), "header is broken"),
-            (tensor("F32", "[1]", "[0]"), "header is broken"),
-            (file("{}", &[]), "it has no a"),
+            (file("{", &[]), "invalid header"),
+            (file("[]", &[]), "invalid header"),
+            (file(r#"{"a": {"dtype": "F32"}}"#, &[]), "invalid header"),
+            (tensor("F32", "[-1]", "[0, 4]"), "invalid header"),
+            (tensor("F32", "[1]", "[0]"), "invalid header"),
+            (file("{}", &[]), "the tensor a is missing"),
             (tensor("F32", "[1, 1]", "[0, 4]"), "shape [1, 1]"),
-            (tensor("F32", "[2]", "[0, 4]"), "does not lie"),
-            (tensor("F32", &huge, "[0, 4]"), "does not lie"),
+            (tensor("F32", "[2]", "[0, 4]"), "offsets of"),
+            (tensor("F32", &huge, "[0, 4]"), "offsets of"),
             (tensor("I32", "[1]", "[0, 4]"), "I32"),
-            (tensor("F32", "[1]", "[0, 5]"), "does not lie"),
-            (tensor("F32", "[1]", "[4, 0]"), "does not lie"),
-            (tensor("F32", "[1]", "[0, 3]"), "does not lie"),
-            (tensor("F32", "[1]", &format!("[{0}, {0}]", usize::MAX)), "does not lie"),
-            (tensor("F32", "[1]", "[0, 4]"), "not a number"),
+            (tensor("F32", "[1]", "[0, 5]"), "offsets of"),
+            (tensor("F32", "[1]", "[4, 0]"), "offsets of"),
+            (tensor("F32", "[1]", "[0, 3]"), "offsets of"),
+            (tensor("F32", "[1]", &format!("[{0}, {0}]", usize::MAX)), "offsets of"),
+            (tensor("F32", "[1]", "[0, 4]"), "not finite"),
         ] {
             let error = Weights::parse(&bytes).and_then(|w| w.vector("a", 1)).unwrap_err();
             assert!(error.contains(want), "{error:?} instead of {want:?}");
@@ -106,7 +107,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_are_too_much(bytes in proptest::collection::vec(any::<u8>(), 0..200), length in 0u64..220) {
+        fn no_input_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200), length in 0u64..220) {
             let bytes = [&length.to_le_bytes(), &bytes[..]].concat();
             let _ = Weights::parse(&bytes).and_then(|w| w.vector("a", 1));
         }

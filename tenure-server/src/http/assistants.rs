@@ -14,15 +14,15 @@ use serde_json::{Map, Value};
 use tenure::{Assistant, RawObject};
 use utoipa::ToSchema;
 
-/// An assistant to be. What it does not say is as the server has it. Times are written `90s`, `30m`, `2h`, `7d` or `never`.
+/// An assistant to create. Omitted fields have the server's defaults. Durations are written `90s`, `30m`, `2h`, `7d` or `never`.
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "it describes the body; the library reads it")]
 pub struct AssistantBody {
     /// Its name, which is its id too.
     name: String,
-    /// The model it talks to.
+    /// The model it uses.
     model: Option<String>,
-    /// What the model is told before anything else.
+    /// The system instructions.
     instructions: Option<String>,
     /// How long its sessions last.
     sessions: Option<LifetimeBody>,
@@ -30,7 +30,7 @@ pub struct AssistantBody {
     short_term: Option<ShortTermBody>,
     /// Their tool results.
     cache: Option<CacheBody>,
-    /// Anything else.
+    /// Arbitrary metadata.
     #[schema(value_type = Option<Object>)]
     metadata: Option<Map<String, Value>>,
 }
@@ -39,9 +39,9 @@ pub struct AssistantBody {
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "it describes the body; the library reads it")]
 pub struct LifetimeBody {
-    /// Idle for longer, a session expires.
+    /// Idle time after which a session expires.
     ttl: Option<String>,
-    /// Expired or deleted for longer, it is purged.
+    /// Time after which an expired or deleted session is purged.
     retention: Option<String>,
 }
 
@@ -49,22 +49,22 @@ pub struct LifetimeBody {
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "it describes the body; the library reads it")]
 pub struct ShortTermBody {
-    /// At most so many turns; 0: all.
+    /// Maximum number of turns in the prompt; 0 means unlimited.
     max_history_turns: Option<usize>,
-    /// At most so many tokens, estimated; 0: all.
+    /// Maximum estimated number of tokens in the prompt; 0 means unlimited.
     max_tokens: Option<usize>,
     /// Who writes a summary of the oldest turns when there are more: `false` (nobody), `true` (the session's model), or the name of a model.
     #[schema(value_type = Option<Value>)]
     compact: Option<Value>,
 }
 
-/// How much an assistant's sessions keep of tool results.
+/// The tool result cache of an assistant's sessions.
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "it describes the body; the library reads it")]
 pub struct CacheBody {
-    /// How long a result is good for.
+    /// How long a result stays cached.
     ttl: Option<String>,
-    /// How many a session keeps.
+    /// Maximum number of cached results per session.
     max_entries: Option<usize>,
 }
 
@@ -92,7 +92,7 @@ pub struct AssistantList {
     next_cursor: Option<String>,
 }
 
-/// What became of an assistant.
+/// The result of deleting an assistant.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct AssistantDeleted {
     id: String,
@@ -104,22 +104,21 @@ fn view(app: &App, mut assistant: Assistant) -> AssistantView {
     // Tool declarations are removed: they contain commands, addresses and headers, which only the operator may
     // see (D-059).
     assistant.tools.clear();
-    let (id, declared) = (assistant.name.clone(), app.tenure.is_declared(&assistant.name));
+    let id = assistant.name.clone();
+    let declared = app.tenure.is_declared(&assistant.name);
     AssistantView { id, object: "assistant", declared, assistant }
 }
 
-fn unknown(name: &str) -> ApiError {
+fn not_found(name: &str) -> ApiError {
     ApiError::not_found(format!("there is no assistant {name:?}; GET /assistants lists them"))
 }
 
 fn refuse_declared(app: &App, name: &str) -> ApiResult<()> {
-    match app.tenure.is_declared(name) {
-        false => Ok(()),
-        true => {
-            let message = format!("assistant {name:?} is declared in the server's configuration; change it there");
-            Err(ApiError::new(StatusCode::CONFLICT, "declared", message).with_param("name"))
-        }
+    if app.tenure.is_declared(name) {
+        let message = format!("assistant {name:?} is declared in the server's configuration; change it there");
+        return Err(ApiError::new(StatusCode::CONFLICT, "declared", message).with_param("name"));
     }
+    Ok(())
 }
 
 /// List assistants
@@ -133,44 +132,45 @@ pub async fn list(State(app): State<AppState>, caller: Caller) -> ApiResult<Json
     Ok(Json(AssistantList { object: "list", data, next_cursor: None }))
 }
 
-/// Make an assistant
+/// Create an assistant
 ///
 /// Needs the right `admin`.
 #[utoipa::path(
     post, path = "/assistants", tag = "assistants", operation_id = "create_assistant",
     request_body(content = AssistantBody),
-    responses((status = 201, description = "It is there", body = AssistantView), Making)
+    responses((status = 201, description = "Created", body = AssistantView), Making)
 )]
 pub async fn create(
     State(app): State<AppState>,
     caller: Caller,
     JsonBytes(body): JsonBytes,
 ) -> ApiResult<(StatusCode, Json<AssistantView>)> {
-    let who = caller.administers_tenant()?;
+    let principal = caller.administers_tenant()?;
     let assistant: Assistant = parse_object(&body)?;
     refuse_declared(&app, &assistant.name)?;
-    if !app.tenure.create_assistant(&who, assistant.clone()).await? {
+    if !app.tenure.create_assistant(&principal, assistant.clone()).await? {
         let message = format!("assistant {:?} exists already; PUT replaces it", assistant.name);
         return Err(ApiError::new(StatusCode::CONFLICT, "exists", message).with_param("name"));
     }
     Ok((StatusCode::CREATED, Json(view(&app, assistant))))
 }
 
-/// Look at an assistant
+/// Get an assistant
 #[utoipa::path(
     get, path = "/assistants/{name}", tag = "assistants", operation_id = "get_assistant",
     params(("name" = String, Path, description = "The assistant")),
     responses((status = 200, description = "The assistant", body = AssistantView), Finding)
 )]
-pub async fn get(State(app): State<AppState>, caller: Caller, named: PathParams) -> ApiResult<Json<AssistantView>> {
-    let (who, name) = (caller.reads()?, named.get("name")?);
-    match app.tenure.assistant(&who, name).await? {
+pub async fn get(State(app): State<AppState>, caller: Caller, path: PathParams) -> ApiResult<Json<AssistantView>> {
+    let principal = caller.reads()?;
+    let name = path.get("name")?;
+    match app.tenure.assistant(&principal, name).await? {
         Some(assistant) => Ok(Json(view(&app, Assistant::clone(&assistant)))),
-        None => Err(unknown(name)),
+        None => Err(not_found(name)),
     }
 }
 
-/// Replace an assistant, or make it
+/// Create or replace an assistant
 ///
 /// Its sessions follow it from then on. Needs the right `admin`. The body's `name` can be left out.
 #[utoipa::path(
@@ -186,10 +186,11 @@ pub async fn get(State(app): State<AppState>, caller: Caller, named: PathParams)
 pub async fn put(
     State(app): State<AppState>,
     caller: Caller,
-    named: PathParams,
+    path: PathParams,
     JsonBytes(body): JsonBytes,
 ) -> ApiResult<(StatusCode, Json<AssistantView>)> {
-    let (who, name) = (caller.administers_tenant()?, named.get("name")?);
+    let principal = caller.administers_tenant()?;
+    let name = path.get("name")?;
     let mut fields: RawObject = parse(&body)?;
     if fields.get("name").is_none() {
         fields.set("name", name);
@@ -198,16 +199,16 @@ pub async fn put(
     if assistant.name != name {
         return Err(ApiError::invalid(
             "name",
-            format!("the path says {name:?}; leave `name` out, or make it the same"),
+            format!("`name` must equal the name in the path, {name:?}, or be omitted"),
         ));
     }
     refuse_declared(&app, name)?;
-    let new = app.tenure.put_assistant(&who, assistant.clone()).await?;
+    let new = app.tenure.put_assistant(&principal, assistant.clone()).await?;
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(view(&app, assistant))))
 }
 
-/// Remove an assistant
+/// Delete an assistant
 ///
 /// Its sessions stay, and are kept as those of no assistant. Needs the right `admin`.
 #[utoipa::path(
@@ -218,14 +219,15 @@ pub async fn put(
 pub async fn delete(
     State(app): State<AppState>,
     caller: Caller,
-    named: PathParams,
+    path: PathParams,
 ) -> ApiResult<Json<AssistantDeleted>> {
-    let (who, name) = (caller.administers_tenant()?, named.get("name")?);
+    let principal = caller.administers_tenant()?;
+    let name = path.get("name")?;
     refuse_declared(&app, name)?;
-    match app.tenure.remove_assistant(&who, name).await? {
-        true => Ok(Json(AssistantDeleted { id: name.to_owned(), object: "assistant.deleted", deleted: true })),
-        false => Err(unknown(name)),
+    if !app.tenure.remove_assistant(&principal, name).await? {
+        return Err(not_found(name));
     }
+    Ok(Json(AssistantDeleted { id: name.to_owned(), object: "assistant.deleted", deleted: true }))
 }
 
 #[cfg(test)]
@@ -234,13 +236,13 @@ mod tests {
     use std::collections::BTreeSet;
 
     /// The field names that a schema describes.
-    fn described<T: utoipa::PartialSchema>() -> BTreeSet<String> {
+    fn described_fields<T: utoipa::PartialSchema>() -> BTreeSet<String> {
         let schema = serde_json::to_value(T::schema()).unwrap();
         schema["properties"].as_object().unwrap().keys().cloned().collect()
     }
 
     /// The field names that the library accepts, parsed from its error message about an unknown field.
-    fn read(body: &str) -> BTreeSet<String> {
+    fn accepted_fields(body: &str) -> BTreeSet<String> {
         let error = serde_json::from_str::<Assistant>(body).unwrap_err().to_string();
         assert!(error.starts_with("unknown field `?`"), "{error}");
         error.split('`').skip(3).step_by(2).map(str::to_owned).collect()
@@ -250,8 +252,8 @@ mod tests {
     /// field must be described in the schema or listed there.
     fn check<T: utoipa::PartialSchema>(body: &str, undescribed: &[&str]) {
         let all: BTreeSet<_> =
-            described::<T>().into_iter().chain(undescribed.iter().map(ToString::to_string)).collect();
-        assert_eq!(read(body), all, "{body}");
+            described_fields::<T>().into_iter().chain(undescribed.iter().map(ToString::to_string)).collect();
+        assert_eq!(accepted_fields(body), all, "{body}");
     }
 
     #[test]

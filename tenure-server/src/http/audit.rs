@@ -91,7 +91,7 @@ pub struct AuditView {
 pub struct BrokenView {
     /// The record.
     seq: u64,
-    /// What is wrong there.
+    /// The error found there.
     why: String,
 }
 
@@ -108,12 +108,12 @@ pub async fn session(
     caller: Caller,
     SessionPath(id): SessionPath,
 ) -> ApiResult<Json<AuditView>> {
-    let who = caller.reads()?;
-    let trail = app.tenure.browsing(&who).audit(&who, &id).await?;
+    let principal = caller.reads()?;
+    let trail = app.tenure.browsing(&principal).audit(&principal, &id).await?;
     Ok(Json(AuditView {
         session_id: id.to_string(),
         verified: trail.broken.is_none(),
-        broken: trail.broken.map(|(seq, why)| BrokenView { seq, why }),
+        broken: trail.broken.map(|(seq, reason)| BrokenView { seq, why: reason }),
         decisions: trail.decisions.into_iter().map(AuditedView::from).collect(),
     }))
 }
@@ -143,34 +143,34 @@ const COLUMNS: &str =
         Asking,
     )
 )]
-pub async fn export(State(app): State<AppState>, caller: Caller, mut pairs: StrictQuery) -> ApiResult<Response> {
-    let who = caller.administers()?;
+pub async fn export(State(app): State<AppState>, caller: Caller, mut params: StrictQuery) -> ApiResult<Response> {
+    let principal = caller.administers()?;
     let time = "an RFC 3339 time such as 2026-01-31T12:00:00Z";
-    let range = AuditRange { from: pairs.read::<Timestamp>("from", time)?, to: pairs.read::<Timestamp>("to", time)? };
-    let form = match pairs.one("format")?.as_deref() {
+    let range = AuditRange { from: params.read::<Timestamp>("from", time)?, to: params.read::<Timestamp>("to", time)? };
+    let form = match params.one("format")?.as_deref() {
         None | Some("jsonl") => AuditForm::Jsonl,
         Some("csv") => AuditForm::Csv,
         Some(other) => {
             return Err(ApiError::invalid("format", format!("{other} is not jsonl or csv", other = excerpt(other))));
         }
     };
-    pairs.end()?;
-    let mut export = app.tenure.browsing(&who).audit_export(&who, range);
+    params.end()?;
+    let mut export = app.tenure.browsing(&principal).audit_export(&principal, range);
     // Read before the response starts, so that an unavailable store yields an error response instead of a
     // truncated stream.
     let first = export.next().await?;
-    let (kind, head) = match form {
+    let (content_type, header_row) = match form {
         AuditForm::Jsonl => ("application/jsonl", String::new()),
         AuditForm::Csv => ("text/csv; charset=utf-8", format!("{COLUMNS}\r\n")),
     };
-    let begin = head + &lines(form, first.unwrap_or_default());
+    let first_lines = header_row + &lines(form, first.unwrap_or_default());
     let rest = stream::try_unfold(export, move |mut export| async move {
         let page = export.next().await?;
         Ok::<_, tenure::Error>(page.map(|page| (Bytes::from(lines(form, page)), export)))
     });
     use futures_util::StreamExt;
-    let all = stream::iter([Ok(Bytes::from(begin))]).chain(rest);
-    Ok(([(header::CONTENT_TYPE, kind)], Body::from_stream(all)).into_response())
+    let all = stream::iter([Ok(Bytes::from(first_lines))]).chain(rest);
+    Ok(([(header::CONTENT_TYPE, content_type)], Body::from_stream(all)).into_response())
 }
 
 fn lines(form: AuditForm, page: Vec<AuditedDecision>) -> String {
@@ -201,12 +201,12 @@ fn csv(view: &AuditedView) -> String {
         view.imported.to_string(),
         view.verified.to_string(),
     ];
-    fields.iter().map(|f| field(f)).collect::<Vec<_>>().join(",") + "\r\n"
+    fields.iter().map(|f| escape_field(f)).collect::<Vec<_>>().join(",") + "\r\n"
 }
 
 /// Escapes a CSV field. Values that spreadsheets would evaluate as a formula are prefixed with an apostrophe
 /// (protection against CSV injection).
-fn field(text: &str) -> String {
+fn escape_field(text: &str) -> String {
     let formula = text.starts_with(['=', '+', '-', '@', '\t', '\r']);
     let text = if formula { format!("'{text}") } else { text.to_owned() };
     if text.contains(['"', ',', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
@@ -230,7 +230,7 @@ mod tests {
             ("@SUM(A1)", "'@SUM(A1)"),
             ("=\"a\",1", "\"'=\"\"a\"\",1\""),
         ] {
-            assert_eq!(field(text), want);
+            assert_eq!(escape_field(text), want);
         }
     }
 }

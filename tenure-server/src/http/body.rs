@@ -15,7 +15,7 @@ use std::time::Duration;
 use tower_http::timeout::{TimeoutBody, TimeoutError};
 
 /// Initial capacity of a body buffer, in bytes.
-const FIRST_BUFFER: usize = 16 << 10;
+const INITIAL_CAPACITY: usize = 16 << 10;
 
 /// A request body together with its memory reservation, which is released when the bytes are dropped.
 struct ReservedBody {
@@ -42,31 +42,32 @@ pub async fn read(request: Request, app: &AppState) -> Result<Bytes, ApiError> {
 }
 
 async fn receive(request: Request, app: &AppState) -> Result<Bytes, ApiError> {
-    let (max, time) = (app.config.limits.max_body_bytes, app.config.limits.body_timeout);
+    let max = app.config.limits.max_body_bytes;
+    let timeout = app.config.limits.body_timeout;
     let (mut parts, body) = request.into_parts();
     let caller = match parts.extensions.get::<Caller>() {
         Some(caller) => caller.clone(),
         None => authenticate(&mut parts, app).await?,
     };
     let mut reservation = app.bodies.reserve(caller.budget_owner());
-    let announced = content_length(&parts.headers);
+    let declared_length = content_length(&parts.headers);
     let too_large = || {
-        let message = format!("the body is over the limit `max_body_bytes` of {max}; send less, or raise the limit");
+        let message = format!("the body is larger than `max_body_bytes` ({max}); send less, or raise the limit");
         ApiError::too_large("max_body_bytes", message)
     };
-    if announced.is_some_and(|length| length > max) {
+    if declared_length.is_some_and(|length| length > max) {
         return Err(too_large());
     }
-    let body = TimeoutBody::new(time.duration().unwrap_or(Duration::MAX), body);
+    let body = TimeoutBody::new(timeout.duration().unwrap_or(Duration::MAX), body);
     let mut body = std::pin::pin!(body);
     let mut bytes = Vec::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|e| match e.downcast_ref::<TimeoutError>() {
             Some(_) => ApiError::too_slow(
                 "body_timeout",
-                format!("nothing came of the body for longer than the limit `body_timeout` of {time}; send it again"),
+                format!("no body data was received for longer than `body_timeout` ({timeout}); retry the request"),
             ),
-            None => ApiError::invalid("body", "the body ended before it was complete"),
+            None => ApiError::invalid("body", "the connection closed before the body was complete"),
         })?;
         let Ok(data) = frame.into_data() else { continue };
         let length = bytes.len() + data.len();
@@ -75,7 +76,7 @@ async fn receive(request: Request, app: &AppState) -> Result<Bytes, ApiError> {
         }
         // Frames are copied and dropped, since a small frame can keep a large receive buffer alive.
         if length > bytes.capacity() {
-            let capacity = (bytes.capacity() * 2).max(FIRST_BUFFER).min(announced.unwrap_or(max)).max(length);
+            let capacity = (bytes.capacity() * 2).max(INITIAL_CAPACITY).min(declared_length.unwrap_or(max)).max(length);
             reservation.grow(capacity - bytes.capacity())?;
             bytes.reserve_exact(capacity - bytes.len());
         }

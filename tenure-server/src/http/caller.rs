@@ -20,8 +20,9 @@ pub async fn authenticate(parts: &mut Parts, app: &AppState) -> Result<Caller, A
     if let Some(id) = caller.key_id()
         && app.keys.is_use_due(id)
     {
-        let (here, id) = (app.clone(), id.to_owned());
-        app.tasks.spawn(async move { here.keys.record_use(&id).await });
+        let state = app.clone();
+        let id = id.to_owned();
+        app.tasks.spawn(async move { state.keys.record_use(&id).await });
     }
     if let Some(connection) = parts.extensions.get::<Arc<Connection>>() {
         connection.authenticated();

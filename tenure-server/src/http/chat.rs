@@ -37,27 +37,27 @@ use turn::{TurnEvents, report, take_turn};
     post, path = "/v1/chat/completions", tag = "openai", operation_id = "chat",
     params(
         ("X-Session-Id" = Option<String>, Header, description = "The session, if the body does not name it"),
-        ("X-Tenure-User" = Option<String>, Header, description = "The user, if the key does not fix one"),
-        ("Idempotency-Key" = Option<String>, Header, description = "The same key with the same body gets the first answer again"),
+        ("X-Tenure-User" = Option<String>, Header, description = "The user, if the key is not bound to one"),
+        ("Idempotency-Key" = Option<String>, Header, description = "A retry with the same key and body returns the stored response"),
     ),
     request_body(content = ChatRequest),
     responses(
-        (status = 200, description = "The answer with `session_id`, `run_id` and `session` (what was made of the messages), or its chunks as server-sent events", content((ChatResponse = "application/json"), (String = "text/event-stream"))),
-        (status = 400, description = "Something in the request is wrong", body = ErrorBody),
-        (status = 401, description = "No key, or an unknown one", body = ErrorBody),
-        (status = 403, description = "The key does not allow it", body = ErrorBody),
+        (status = 200, description = "The answer with `session_id`, `run_id` and `session` (the merge report), or its chunks as server-sent events", content((ChatResponse = "application/json"), (String = "text/event-stream"))),
+        (status = 400, description = "Invalid request", body = ErrorBody),
+        (status = 401, description = "Missing or unknown API key", body = ErrorBody),
+        (status = 403, description = "The API key lacks the required right", body = ErrorBody),
         (status = 404, description = "No such model", body = ErrorBody),
-        (status = 408, description = "The body came too slowly; nothing was changed", body = ErrorBody),
+        (status = 408, description = "Timeout while reading the body; nothing was changed", body = ErrorBody),
         (status = 409, description = "The session is busy or paused, belongs to another assistant, or its run was cancelled", body = ErrorBody),
         (status = 410, description = "The session was deleted, or has expired (`on_expired: reject`); `POST /sessions/{id}/restore` restores it", body = ErrorBody),
-        (status = 413, description = "Over a limit", body = ErrorBody),
-        (status = 415, description = "Not JSON", body = ErrorBody),
-        (status = 422, description = "The idempotency key came with another body before", body = ErrorBody),
-        (status = 429, description = "Too many requests wait for the session", body = ErrorBody),
-        (status = 500, description = "What is stored there is damaged (`corrupt`)", body = ErrorBody),
-        (status = 502, description = "The model's server can not be reached, or its answer is broken", body = ErrorBody),
-        (status = 503, description = "The store is not available", body = ErrorBody),
-        (status = 504, description = "The model's server took too long", body = ErrorBody),
+        (status = 413, description = "A size limit was exceeded", body = ErrorBody),
+        (status = 415, description = "The content type is not JSON", body = ErrorBody),
+        (status = 422, description = "The idempotency key was used with a different body", body = ErrorBody),
+        (status = 429, description = "Too many requests are queued for the session", body = ErrorBody),
+        (status = 500, description = "The stored data is corrupt (`corrupt`)", body = ErrorBody),
+        (status = 502, description = "The model server is unreachable or returned an invalid response", body = ErrorBody),
+        (status = 503, description = "The store is unavailable", body = ErrorBody),
+        (status = 504, description = "The model server timed out", body = ErrorBody),
     )
 )]
 pub async fn complete(
@@ -68,47 +68,54 @@ pub async fn complete(
 ) -> ApiResult<Response> {
     let mut request = understand(&app, &caller, &headers, &raw.0).await?;
     if !request.keep {
-        return pass_on(&app, request).await;
+        return answer_without_storing(&app, request).await;
     }
-    let (stream, named) = (request.stream, request.ask.session.clone());
+    let stream = request.stream;
+    let session_id = request.ask.session.clone();
     let queued = Arc::new(Notify::new());
     // The response to a repeated idempotency key is byte-identical (D-047), so no queue comment may precede it.
     request.ask.queued = request.ask.idempotency.is_none().then(|| queued.clone());
     let connection = ChatConnection::new(app.clone(), request.who.clone());
-    let (reporter, TurnEvents { mut started, mut heard, ended }) = report();
+    let (reporter, TurnEvents { mut started, heard: mut events, ended }) = report();
     let turn = take_turn(app.clone(), request, connection.client(), reporter);
     // A disconnect does not cancel the turn, unless `on_disconnect` requests it (D-049).
     let mut turn = DetachOnDrop::new(app.tasks.clone(), turn.instrument(tracing::Span::current()));
-    let lost = || ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the turn ended without an answer");
-    let arrived = turn.until(async {
+    let no_result = || {
+        ApiError::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "internal",
+            "the turn ended without a result; see the server log",
+        )
+    };
+    let started_or_queued = turn.until(async {
         tokio::select! {
             biased;
             started = &mut started => Some(started),
             () = queued.notified(), if stream => None,
         }
     });
-    let Some(started) = arrived.await else {
+    let Some(started) = started_or_queued.await else {
         // The turn is queued, perhaps for a long time: the response headers are sent now, so that neither
         // client nor proxies time out.
-        let response = stream_queued(connection, started, heard, ended);
-        return Ok(match named {
+        let response = stream_queued(connection, started, events, ended);
+        return Ok(match session_id {
             Some(id) => with_session(response, &id),
             None => response,
         });
     };
-    let started = started.map_err(|_| lost())??;
+    let started = started.map_err(|_| no_result())??;
     tracing::Span::current().record("session_id", started.session_id.as_str());
     // The status code is known only when the model has started to answer.
-    let first = if stream { turn.until(heard.recv()).await } else { None };
+    let first = if stream { turn.until(events.recv()).await } else { None };
     let ids = started.clone();
     let response = match first {
         // From here on the turn runs as a background task, independent of a slow client.
-        Some(first) => stream_out(connection, started, first, heard, ended),
+        Some(first) => stream_out(connection, started, first, events, ended),
         None => {
-            let outcome = turn.until(ended).await.map_err(|_| lost())?;
+            let outcome = turn.until(ended).await.map_err(|_| no_result())?;
             connection.answered();
             match outcome {
-                Ok((answered, notice)) => whole(&app, &started, &answered, notice.as_deref(), stream),
+                Ok((outcome, notice)) => whole(&app, &started, &outcome, notice.as_deref(), stream),
                 Err(e) => ApiError::from(e).into_response(),
             }
         }
@@ -118,14 +125,14 @@ pub async fn complete(
 
 /// Answers a request with `store: false`: the model is shown the prompt that the session would produce, and
 /// nothing is stored.
-async fn pass_on(app: &AppState, request: TurnInput) -> ApiResult<Response> {
+async fn answer_without_storing(app: &AppState, request: TurnInput) -> ApiResult<Response> {
     let messages = app.tenure.preview(&request.who, &request.ask).await?;
     let prompt = Prompt { messages, options: request.options, stream: request.stream };
-    let mut pieces = request.model.ask(prompt).await?;
+    let mut chunks = request.model.ask(prompt).await?;
     use futures_util::StreamExt;
     let mut answer = tenure::ModelAnswer::limited(app.tenure.limits().max_message_bytes);
-    let Some(first) = pieces.next().await.transpose()? else {
-        return Err(ModelError::Broken { why: "it ended before anything was said".to_owned() }.into());
+    let Some(first) = chunks.next().await.transpose()? else {
+        return Err(ModelError::Broken { why: "the answer ended without any content".to_owned() }.into());
     };
     answer.take(&first)?;
     let first = match (first, request.stream) {
@@ -133,11 +140,11 @@ async fn pass_on(app: &AppState, request: TurnInput) -> ApiResult<Response> {
         (ModelChunk::Whole(body), true) => as_chunk(&body),
         (ModelChunk::Chunk(chunk), _) => chunk,
     };
-    let rest = stream::unfold(Some((pieces, answer)), move |state| async move {
-        let (mut pieces, mut answer) = state?;
-        let piece = pieces.next().await.map(|p| p.and_then(|p| answer.take(&p).map(|()| p)));
-        Some(match piece {
-            Some(Ok(ModelChunk::Chunk(chunk) | ModelChunk::Whole(chunk))) => (event(&chunk), Some((pieces, answer))),
+    let rest = stream::unfold(Some((chunks, answer)), move |state| async move {
+        let (mut chunks, mut answer) = state?;
+        let chunk = chunks.next().await.map(|c| c.and_then(|c| answer.take(&c).map(|()| c)));
+        Some(match chunk {
+            Some(Ok(ModelChunk::Chunk(chunk) | ModelChunk::Whole(chunk))) => (event(&chunk), Some((chunks, answer))),
             Some(Err(e)) => (event(&told(e.into())), None),
             None => (event("[DONE]"), None),
         })

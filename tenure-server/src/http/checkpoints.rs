@@ -17,7 +17,7 @@ use tenure::excerpt;
 use tenure::{CheckpointLabel, Error, Point, Seq, SessionId};
 use utoipa::ToSchema;
 
-/// A checkpoint to be.
+/// A checkpoint to create.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewCheckpoint {
@@ -36,10 +36,10 @@ pub struct ForkBody {
     /// After the newest checkpoint with this label.
     #[serde(default)]
     label: Option<String>,
-    /// After so many messages.
+    /// After this number of messages.
     #[serde(default)]
     position: Option<usize>,
-    /// After so many turns.
+    /// After this number of turns.
     #[serde(default)]
     turn: Option<usize>,
 }
@@ -51,10 +51,10 @@ pub struct RewindBody {
     /// After the newest checkpoint with this label.
     #[serde(default)]
     label: Option<String>,
-    /// After so many messages.
+    /// After this number of messages.
     #[serde(default)]
     position: Option<usize>,
-    /// After so many turns.
+    /// After this number of turns.
     #[serde(default)]
     turn: Option<usize>,
     /// Whether the session's workspace goes back as well, to its newest commit at or before that place.
@@ -62,12 +62,12 @@ pub struct RewindBody {
     workspace: Option<bool>,
 }
 
-/// What became of a workspace.
+/// The result of restoring a workspace.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct WorkspaceView {
-    /// The commit that it is like now.
+    /// The commit that was restored.
     commit: String,
-    /// The commit with what was there before, unless that was in one already.
+    /// The commit of the previous files, if they were not committed yet.
     saved: Option<String>,
 }
 
@@ -78,7 +78,7 @@ pub struct RewindView {
     seq: Seq,
     /// The number of messages that are left.
     position: usize,
-    /// The number of messages that were cut off.
+    /// The number of messages that were discarded.
     discarded: usize,
     /// What became of the workspace, if that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -86,13 +86,13 @@ pub struct RewindView {
 }
 
 /// Converts a body into a point. `None` means that none of the fields is set; more than one is an error.
-fn point(place: PlaceBody) -> ApiResult<Option<Point>> {
-    let label = place.label.map(Point::Label);
-    let given = [label, place.position.map(Point::Position), place.turn.map(Point::Turn)];
-    let mut given = given.into_iter().flatten();
-    match (given.next(), given.next()) {
+fn parse_point(body: PlaceBody) -> ApiResult<Option<Point>> {
+    let label = body.label.map(Point::Label);
+    let points = [label, body.position.map(Point::Position), body.turn.map(Point::Turn)];
+    let mut points = points.into_iter().flatten();
+    match (points.next(), points.next()) {
         (point, None) => Ok(point),
-        _ => Err(ApiError::invalid("body", "name one place only: `label`, `position` or `turn`")),
+        _ => Err(ApiError::invalid("body", "send only one of `label`, `position` and `turn`")),
     }
 }
 
@@ -107,8 +107,8 @@ pub async fn list(
     caller: Caller,
     SessionPath(id): SessionPath,
 ) -> ApiResult<Json<CheckpointList>> {
-    let who = caller.reads()?;
-    let all = app.tenure.browsing(&who).checkpoints(&who, &id).await?;
+    let principal = caller.reads()?;
+    let all = app.tenure.browsing(&principal).checkpoints(&principal, &id).await?;
     let data = all.iter().map(CheckpointView::from).collect();
     Ok(Json(CheckpointList { object: "list", data, next_cursor: None }))
 }
@@ -118,7 +118,7 @@ pub async fn list(
     post, path = "/sessions/{id}/checkpoints", tag = "checkpoints", operation_id = "create_checkpoint",
     params(
         ("id" = String, Path, description = "The session"),
-        ("If-Match" = Option<String>, Header, description = "The `ETag` it must still have"),
+        ("If-Match" = Option<String>, Header, description = "The `ETag` that the session must have (optimistic concurrency)"),
     ),
     request_body(content = NewCheckpoint),
     responses((status = 201, description = "It is set", body = CheckpointView), Writing)
@@ -130,10 +130,11 @@ pub async fn create(
     if_match: IfMatch,
     JsonBody(body): JsonBody<NewCheckpoint>,
 ) -> ApiResult<Response> {
-    let who = caller.writes()?;
+    let principal = caller.writes()?;
     let label = body.label.map(CheckpointLabel::new).transpose()?;
-    let made = if_match.on(&app.tenure).checkpoint(&who, &id, label).await.map_err(|e| if_match.error(e))?;
-    Ok(view::json(StatusCode::CREATED, Some(made.seq), view::text(&CheckpointView::from(&made))))
+    let checkpoint =
+        if_match.on(&app.tenure).checkpoint(&principal, &id, label).await.map_err(|e| if_match.error(e))?;
+    Ok(view::json(StatusCode::CREATED, Some(checkpoint.seq), view::text(&CheckpointView::from(&checkpoint))))
 }
 
 /// A checkpoint with the whole state there
@@ -151,28 +152,28 @@ pub async fn get(
     State(app): State<AppState>,
     caller: Caller,
     SessionPath(id): SessionPath,
-    named: PathParams,
+    path: PathParams,
 ) -> ApiResult<Response> {
-    let who = caller.reads()?;
-    let place = named.get("place")?;
-    let position = place.bytes().all(|b| b.is_ascii_digit()).then(|| place.parse().unwrap_or(usize::MAX));
-    let tenure = app.tenure.browsing(&who);
-    let found = tenure.view(&who, &id, |session| {
-        let is = |c: &&tenure::Checkpoint| match position {
+    let principal = caller.reads()?;
+    let label = path.get("place")?;
+    let position = label.bytes().all(|b| b.is_ascii_digit()).then(|| label.parse().unwrap_or(usize::MAX));
+    let tenure = app.tenure.browsing(&principal);
+    let lookup = tenure.view(&principal, &id, |session| {
+        let matches = |c: &&tenure::Checkpoint| match position {
             Some(position) => c.position == position,
-            None => c.label.as_str() == place,
+            None => c.label.as_str() == label,
         };
-        Some((session.seq, session.checkpoints.iter().rev().find(is)?.clone()))
+        Some((session.seq, session.checkpoints.iter().rev().find(matches)?.clone()))
     });
-    let Some((seq, checkpoint)) = found.await? else {
-        let what = format!("checkpoint {place}", place = excerpt(place));
-        return Err(Error::NoSuchPoint { session_id: id, what }.into());
+    let Some((seq, checkpoint)) = lookup.await? else {
+        let description = format!("checkpoint {}", excerpt(label));
+        return Err(Error::NoSuchPoint { session_id: id, what: description }.into());
     };
-    let then = tenure.state_at(&who, &id, &checkpoint).await?;
-    Ok(view::json(StatusCode::OK, Some(seq), view::state(&checkpoint, &then)))
+    let session = tenure.state_at(&principal, &id, &checkpoint).await?;
+    Ok(view::json(StatusCode::OK, Some(seq), view::state(&checkpoint, &session)))
 }
 
-/// Go back to a place
+/// Rewind a session
 ///
 /// What came after it is cut off, and stays readable as discarded. With `workspace: true` the session's workspace goes back too; what is in
 /// it is committed first.
@@ -180,10 +181,10 @@ pub async fn get(
     post, path = "/sessions/{id}/rewind", tag = "checkpoints", operation_id = "rewind_session",
     params(
         ("id" = String, Path, description = "The session"),
-        ("If-Match" = Option<String>, Header, description = "The `ETag` it must still have"),
+        ("If-Match" = Option<String>, Header, description = "The `ETag` that the session must have (optimistic concurrency)"),
     ),
     request_body(content = RewindBody),
-    responses((status = 200, description = "It is there", body = RewindView), Writing)
+    responses((status = 200, description = "Created", body = RewindView), Writing)
 )]
 pub async fn rewind(
     State(app): State<AppState>,
@@ -192,30 +193,30 @@ pub async fn rewind(
     if_match: IfMatch,
     JsonBody(body): JsonBody<RewindBody>,
 ) -> ApiResult<Response> {
-    let who = caller.writes()?;
+    let principal = caller.writes()?;
     let RewindBody { label, position, turn, workspace } = body;
-    let Some(to) = point(PlaceBody { label, position, turn })? else {
-        return Err(ApiError::invalid("body", "say where to: `label`, `position` or `turn`"));
+    let Some(to) = parse_point(PlaceBody { label, position, turn })? else {
+        return Err(ApiError::invalid("body", "send one of `label`, `position` and `turn`"));
     };
     let request = RewindRequest { to, expected: if_match.0, workspace: workspace.unwrap_or(false) };
-    let rewound = sessions::rewind(&app, &who, &id, request).await;
-    let (done, restored) = rewound.map_err(|e| match e {
+    let result = sessions::rewind(&app, &principal, &id, request).await;
+    let (rewound, restored) = result.map_err(|e| match e {
         SessionError::Store(e) => if_match.error(e),
         other => other.into(),
     })?;
     let workspace = restored.map(|r| WorkspaceView { commit: r.commit, saved: r.saved });
-    let view = RewindView { seq: done.seq, position: done.position, discarded: done.discarded, workspace };
-    Ok(view::json(StatusCode::OK, Some(done.seq), view::text(&view)))
+    let view = RewindView { seq: rewound.seq, position: rewound.position, discarded: rewound.discarded, workspace };
+    Ok(view::json(StatusCode::OK, Some(rewound.seq), view::text(&view)))
 }
 
-/// Branch off a new session
+/// Fork a session
 ///
 /// At a place, or at the end. Nothing is copied, however long it is; neither can change the other.
 #[utoipa::path(
     post, path = "/sessions/{id}/fork", tag = "checkpoints", operation_id = "fork_session",
     params(
         ("id" = String, Path, description = "The session"),
-        ("If-Match" = Option<String>, Header, description = "The `ETag` it must still have"),
+        ("If-Match" = Option<String>, Header, description = "The `ETag` that the session must have (optimistic concurrency)"),
     ),
     request_body(content = ForkBody),
     responses((status = 201, description = "The new session", body = SessionView), Writing)
@@ -227,10 +228,10 @@ pub async fn fork(
     if_match: IfMatch,
     JsonBody(body): JsonBody<ForkBody>,
 ) -> ApiResult<Response> {
-    let who = caller.writes()?;
+    let principal = caller.writes()?;
     let ForkBody { id: new, label, position, turn } = body;
-    let at = point(PlaceBody { label, position, turn })?.unwrap_or(Point::End);
+    let point = parse_point(PlaceBody { label, position, turn })?.unwrap_or(Point::End);
     let new = new.map(SessionId::new).transpose()?;
-    let head = if_match.on(&app.tenure).fork(&who, &id, at, new).await.map_err(|e| if_match.error(e))?;
+    let head = if_match.on(&app.tenure).fork(&principal, &id, point, new).await.map_err(|e| if_match.error(e))?;
     Ok(view::session(StatusCode::CREATED, &head))
 }

@@ -20,7 +20,7 @@ use utoipa::ToSchema;
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CompactBody {
-    /// So many of the newest turns stay as they are; 2 if not given.
+    /// Number of most recent turns that are not summarized; default 2.
     #[serde(default)]
     keep_turns: Option<usize>,
     /// The model that writes the summary; else the one of `short_term.compact`, the assistant's, or the session's.
@@ -41,7 +41,7 @@ pub struct CompactView {
     summary: Option<SummaryView>,
 }
 
-/// Have a summary written
+/// Compact a session
 ///
 /// A model reads the oldest turns, all but the newest, and writes a summary that models are shown instead from now on. The messages stay:
 /// every other route goes on with them. A call and its result stay together, and so does a turn that has no answer yet.
@@ -51,9 +51,9 @@ pub struct CompactView {
     request_body(content = CompactBody),
     responses(
         (status = 200, description = "It is written, or there was nothing to do", body = CompactView),
-        (status = 429, description = "Too many requests wait for the session", body = ErrorBody),
-        (status = 502, description = "The model's server can not be reached, or its answer is broken", body = ErrorBody),
-        (status = 504, description = "The model's server took too long", body = ErrorBody),
+        (status = 429, description = "Too many requests are queued for the session", body = ErrorBody),
+        (status = 502, description = "The model server is unreachable or returned an invalid response", body = ErrorBody),
+        (status = 504, description = "The model server timed out", body = ErrorBody),
         Writing
     )
 )]
@@ -63,39 +63,44 @@ pub async fn compact(
     SessionPath(id): SessionPath,
     JsonBody(body): JsonBody<CompactBody>,
 ) -> ApiResult<Response> {
-    let who = caller.writes()?;
-    let name = writer(&app, &who, &id, body.model).await?;
+    let principal = caller.writes()?;
+    let name = summary_model(&app, &principal, &id, body.model).await?;
     let Some(model) = app.models.get(&name) else {
         let message = format!("there is no model {name:?}; GET /v1/models lists them");
         return Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model"));
     };
-    let keep = Some(body.keep_turns.unwrap_or(KEEP_TURNS));
-    let done = app.tenure.compact(&who, &id, &*model, options(&name), keep).await?;
-    let summary = done.summary.as_ref().map(SummaryView::from);
-    let view = CompactView { session_id: id.to_string(), seq: done.seq, compacted: done.messages, summary };
-    Ok(view::json(StatusCode::OK, Some(done.seq), view::text(&view)))
+    let keep_turns = Some(body.keep_turns.unwrap_or(KEEP_TURNS));
+    let compacted = app.tenure.compact(&principal, &id, &*model, options(&name), keep_turns).await?;
+    let summary = compacted.summary.as_ref().map(SummaryView::from);
+    let view = CompactView { session_id: id.to_string(), seq: compacted.seq, compacted: compacted.messages, summary };
+    Ok(view::json(StatusCode::OK, Some(compacted.seq), view::text(&view)))
 }
 
 /// Chooses the model that writes a session's summary: the requested one, else the one of the compaction policy,
 /// else the session's, else the default.
-async fn writer(app: &AppState, who: &Principal, id: &SessionId, named: Option<String>) -> ApiResult<String> {
-    let head = app.tenure.live(who, id).await?;
-    let policy = app.tenure.policy(&who.tenant, head.assistant.as_deref()).compact;
-    let name = match (named, policy) {
+async fn summary_model(
+    app: &AppState,
+    principal: &Principal,
+    id: &SessionId,
+    requested: Option<String>,
+) -> ApiResult<String> {
+    let head = app.tenure.live(principal, id).await?;
+    let policy = app.tenure.policy(&principal.tenant, head.assistant.as_deref()).compact;
+    let name = match (requested, policy) {
         (Some(name), _) | (None, CompactionPolicy::With(name)) => Some(name),
-        _ => sessions::available_model(app, who, &head).await?,
+        _ => sessions::available_model(app, principal, &head).await?,
     };
     Ok(name.unwrap_or_else(|| app.models.default_name().to_owned()))
 }
 
-/// Take the summary away
+/// Remove the summary
 ///
 /// Models are shown the messages themselves again, as far as the window goes. No other summary is written until somebody asks for one.
 #[utoipa::path(
     post, path = "/sessions/{id}/uncompact", tag = "sessions", operation_id = "uncompact_session",
     params(
         ("id" = String, Path, description = "The session"),
-        ("If-Match" = Option<String>, Header, description = "The `ETag` it must still have"),
+        ("If-Match" = Option<String>, Header, description = "The `ETag` that the session must have (optimistic concurrency)"),
     ),
     responses((status = 200, description = "The session", body = SessionView), Writing)
 )]
@@ -105,7 +110,7 @@ pub async fn uncompact(
     SessionPath(id): SessionPath,
     if_match: IfMatch,
 ) -> ApiResult<Response> {
-    let who = caller.writes()?;
-    let head = if_match.on(&app.tenure).uncompact(&who, &id).await.map_err(|e| if_match.error(e))?;
+    let principal = caller.writes()?;
+    let head = if_match.on(&app.tenure).uncompact(&principal, &id).await.map_err(|e| if_match.error(e))?;
     Ok(view::session(StatusCode::OK, &head))
 }

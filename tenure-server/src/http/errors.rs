@@ -8,29 +8,29 @@ use axum::http::StatusCode;
 
 /// The 404 error for an unknown model name. The message lists the configured models.
 pub fn unknown_model(models: &ModelRegistry, name: &str) -> ApiError {
-    let known: Vec<_> = models.names().collect();
+    let names: Vec<_> = models.names().collect();
     let message = format!(
-        "there is no model or assistant {}; it can be one of: {} (GET /v1/models lists the assistants too)",
+        "no model or assistant {}; configured models: {} (GET /v1/models also lists the assistants)",
         tenure::excerpt(name),
-        known.join(", ")
+        names.join(", ")
     );
     ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model")
 }
 
 impl From<WorkspaceError> for ApiError {
     fn from(e: WorkspaceError) -> Self {
-        let why = e.to_string();
+        let message = e.to_string();
         match e {
-            WorkspaceError::Name(_) => Self::invalid(format!("metadata.{METADATA_KEY}"), why),
-            WorkspaceError::Disabled | WorkspaceError::Unnamed(_) => Self::invalid(METADATA_KEY, why),
+            WorkspaceError::Name(_) => Self::invalid(format!("metadata.{METADATA_KEY}"), message),
+            WorkspaceError::Disabled | WorkspaceError::Unnamed(_) => Self::invalid(METADATA_KEY, message),
             WorkspaceError::NotKept(_) => {
-                Self::new(StatusCode::CONFLICT, "workspace_not_kept", why).with_param(METADATA_KEY)
+                Self::new(StatusCode::CONFLICT, "workspace_not_kept", message).with_param(METADATA_KEY)
             }
-            WorkspaceError::Busy => Self::new(StatusCode::CONFLICT, "workspace_busy", why).with_param(METADATA_KEY),
-            WorkspaceError::TooLarge { limit, .. } => Self::too_large(limit, why),
+            WorkspaceError::Busy => Self::new(StatusCode::CONFLICT, "workspace_busy", message).with_param(METADATA_KEY),
+            WorkspaceError::TooLarge { limit, .. } => Self::too_large(limit, message),
             WorkspaceError::Failed(_) => {
-                tracing::error!(why, "a workspace failed");
-                Self::new(StatusCode::SERVICE_UNAVAILABLE, "workspace_unavailable", why).with_param(METADATA_KEY)
+                tracing::error!(error = message, "workspace operation failed");
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "workspace_unavailable", message).with_param(METADATA_KEY)
             }
         }
     }

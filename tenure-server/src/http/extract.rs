@@ -60,8 +60,8 @@ impl FromRequest<AppState> for TextBody {
 
     async fn from_request(request: Request, app: &AppState) -> Result<Self, ApiError> {
         let kind = media_type(request.headers());
-        let lines = ["application/json", "application/jsonl", "application/x-ndjson", "application/x-jsonlines"];
-        if !lines.contains(&&*kind) && !kind.ends_with("+json") {
+        let accepted = ["application/json", "application/jsonl", "application/x-ndjson", "application/x-jsonlines"];
+        if !accepted.contains(&&*kind) && !kind.ends_with("+json") {
             let message =
                 "the body must be JSON or JSON lines; send `Content-Type: application/json` or `application/jsonl`";
             return Err(not_json(message));
@@ -126,8 +126,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryParams<T>
             Ok(Query(params)) => Ok(QueryParams(params)),
             Err(e) => {
                 use std::error::Error;
-                let why = e.source().map_or_else(|| e.to_string(), ToString::to_string);
-                Err(ApiError::invalid("query", format!("not a valid query: {why}")))
+                let reason = e.source().map_or_else(|| e.to_string(), ToString::to_string);
+                Err(ApiError::invalid("query", format!("not a valid query: {reason}")))
             }
         }
     }
@@ -194,9 +194,10 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
         if tag == "*" {
             return Ok(IfMatch(None));
         }
-        let seq = tag.trim_matches('"').parse().map_err(|_| {
-            ApiError::invalid("If-Match", "it must be the ETag that came with the session, such as \"12\"")
-        })?;
+        let seq = tag
+            .trim_matches('"')
+            .parse()
+            .map_err(|_| ApiError::invalid("If-Match", "it must be an ETag of the session, such as \"12\""))?;
         Ok(IfMatch(Some(seq)))
     }
 }

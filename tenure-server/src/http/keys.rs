@@ -23,13 +23,13 @@ pub struct KeyView {
     pub id: String,
     /// `key`.
     pub object: &'static str,
-    /// What it is for.
+    /// A description of its purpose.
     pub name: Option<String>,
-    /// Whose data it opens.
+    /// The tenant it grants access to.
     pub tenant: String,
     /// The only user it can act as.
     pub user: Option<String>,
-    /// What it permits.
+    /// The rights it grants.
     pub rights: Vec<Right>,
     /// How the messages of its requests are merged: `auto`, `full` or `append`.
     #[schema(value_type = Option<String>)]
@@ -84,11 +84,11 @@ pub struct KeyList {
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct KeyInput {
-    /// What it is for.
+    /// A description of its purpose.
     name: Option<String>,
     /// The only user it can act as; absent: any.
     user: Option<String>,
-    /// What it permits; `read` and `write` if absent.
+    /// The rights it grants; `read` and `write` if absent.
     rights: Option<Vec<Right>>,
     /// How the messages of its requests are merged: `auto`, `full` or `append`.
     #[schema(value_type = Option<String>)]
@@ -104,7 +104,7 @@ pub struct KeyInput {
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rotation {
-    /// How long the old key works on, such as `24h`; `1h` if absent, `0s`: not at all.
+    /// How long the old key stays valid, such as `24h`; `1h` if absent, `0s`: not at all.
     #[schema(value_type = Option<String>)]
     grace: Option<HumanDuration>,
 }
@@ -125,9 +125,10 @@ fn administers(caller: &Caller, tenant: &tenure::Tenant, key: &ApiKey) -> bool {
 }
 
 /// Looks up the key that a path names. Keys that the caller may not administer are reported as not found.
-async fn find(app: &AppState, caller: &Caller, named: &PathParams) -> ApiResult<ApiKey> {
-    let (who, id) = (caller.administers()?, named.get("id")?);
-    let key = app.keys.get(id).await?.filter(|key| administers(caller, &who.tenant, key));
+async fn find(app: &AppState, caller: &Caller, path: &PathParams) -> ApiResult<ApiKey> {
+    let principal = caller.administers()?;
+    let id = path.get("id")?;
+    let key = app.keys.get(id).await?.filter(|key| administers(caller, &principal.tenant, key));
     key.ok_or_else(|| ApiError::not_found(format!("there is no key {}; GET /keys lists them", excerpt(id))))
 }
 
@@ -138,13 +139,14 @@ async fn find(app: &AppState, caller: &Caller, named: &PathParams) -> ApiResult<
     get, path = "/keys", tag = "keys", operation_id = "list_keys",
     responses((status = 200, description = "The oldest first", body = KeyList), Asking)
 )]
-pub async fn list(State(app): State<AppState>, caller: Caller, mut pairs: StrictQuery) -> ApiResult<Json<KeyList>> {
-    let who = caller.administers()?;
+pub async fn list(State(app): State<AppState>, caller: Caller, mut params: StrictQuery) -> ApiResult<Json<KeyList>> {
+    let principal = caller.administers()?;
     // Operators with direct access to the store may list the keys of all tenants with `tenant=*`.
-    let all = caller.is_operator() && pairs.one("tenant")?.as_deref() == Some("*");
-    pairs.end()?;
+    let all = caller.is_operator() && params.one("tenant")?.as_deref() == Some("*");
+    params.end()?;
     let keys = app.keys.list().await?.into_iter();
-    let keys = keys.filter(|key| administers(&caller, &who.tenant, key) && (all || key.tenant == who.tenant));
+    let keys =
+        keys.filter(|key| administers(&caller, &principal.tenant, key) && (all || key.tenant == principal.tenant));
     let data = keys.map(|key| KeyView::new(key, None)).collect();
     Ok(Json(KeyList { object: "list", data, next_cursor: None }))
 }
@@ -163,18 +165,18 @@ pub async fn create(
     caller: Caller,
     JsonBody(body): JsonBody<KeyInput>,
 ) -> ApiResult<(StatusCode, Json<KeyView>)> {
-    let who = caller.administers()?;
-    let named = body.user.map(User::new).transpose()?;
-    let user = match (caller.bound_user(), named) {
-        (Some(bound), Some(named)) if *bound != named => {
+    let principal = caller.administers()?;
+    let requested = body.user.map(User::new).transpose()?;
+    let user = match (caller.bound_user(), requested) {
+        (Some(bound), Some(requested)) if *bound != requested => {
             let message = format!("this key administers user {bound} only; leave `user` out");
             return Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", message).with_param("user"));
         }
         (Some(bound), _) => Some(bound.clone()),
-        (None, named) => named,
+        (None, requested) => requested,
     };
     let new = NewKey {
-        tenant: who.tenant,
+        tenant: principal.tenant,
         user,
         rights: body.rights.unwrap_or_else(|| vec![Right::Read, Right::Write]),
         name: body.name,
@@ -194,8 +196,8 @@ pub async fn create(
     params(("id" = String, Path, description = "The key's id")),
     responses((status = 200, description = "It is revoked", body = KeyRevoked), Finding)
 )]
-pub async fn revoke(State(app): State<AppState>, caller: Caller, named: PathParams) -> ApiResult<Json<KeyRevoked>> {
-    let key = find(&app, &caller, &named).await?;
+pub async fn revoke(State(app): State<AppState>, caller: Caller, path: PathParams) -> ApiResult<Json<KeyRevoked>> {
+    let key = find(&app, &caller, &path).await?;
     app.keys.revoke(&key.id).await?;
     Ok(Json(KeyRevoked { id: key.id, object: "key.deleted", deleted: true }))
 }
@@ -213,16 +215,16 @@ pub async fn revoke(State(app): State<AppState>, caller: Caller, named: PathPara
 pub async fn rotate(
     State(app): State<AppState>,
     caller: Caller,
-    named: PathParams,
+    path: PathParams,
     JsonBody(body): JsonBody<Rotation>,
 ) -> ApiResult<(StatusCode, Json<KeyView>)> {
-    let key = find(&app, &caller, &named).await?;
+    let key = find(&app, &caller, &path).await?;
     let grace = body.grace.unwrap_or(HumanDuration::of(std::time::Duration::from_secs(3600)));
     let Some(grace) = grace.duration() else {
-        return Err(ApiError::invalid("grace", "the old key must stop working some time; name a time such as 24h"));
+        return Err(ApiError::invalid("grace", "`grace` must be finite, such as 24h"));
     };
     let Some((key, secret)) = app.keys.rotate(&key.id, grace).await? else {
-        return Err(ApiError::not_found("the key was revoked a moment ago"));
+        return Err(ApiError::not_found("the key was revoked concurrently"));
     };
     Ok((StatusCode::CREATED, Json(KeyView::new(key, Some(secret)))))
 }

@@ -16,29 +16,29 @@ use tenure::excerpt;
 use tenure::{Dream, Memory, MemoryTarget, Principal, RecallResult, Seq, SessionId};
 use utoipa::ToSchema;
 
-/// Something to remember.
+/// A memory to create.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewMemory {
-    /// The words: one fact.
+    /// The text: one fact.
     text: String,
-    /// The session it comes from; its assistant says who shares it.
+    /// The session it comes from; the session's assistant determines the scope.
     #[serde(default)]
     session_id: Option<String>,
-    /// The assistant that says who shares it, if no session is named. Neither: it is the user's.
+    /// The assistant that determines the scope, if no session is given. Without either, the memory belongs to the user.
     #[serde(default)]
     assistant_id: Option<String>,
     /// The messages of the session that it comes from, by their `seq`.
     #[serde(default)]
     #[schema(value_type = Option<Vec<u64>>)]
     messages: Option<Vec<Seq>>,
-    /// Anything else.
+    /// Arbitrary metadata.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     metadata: Option<Map<String, Value>>,
 }
 
-/// Something that is remembered.
+/// A memory.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct MemoryView {
     /// `memory`.
@@ -60,7 +60,7 @@ pub struct MemoryList {
     next_cursor: Option<String>,
 }
 
-/// What was recalled.
+/// The result of a recall.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct RecallView {
     /// `list`.
@@ -68,13 +68,13 @@ pub struct RecallView {
     /// The memories, the best first, each with its `score`, and its `similarity` if it was found by meaning.
     #[schema(value_type = Vec<Object>)]
     data: Vec<tenure::RecallHit>,
-    /// `hybrid`, or `full_text` if they were looked for by their words only.
+    /// `hybrid`, or `full_text` if similarity search was not available.
     mode: &'static str,
-    /// Why only by their words.
+    /// Why similarity search was not available.
     note: Option<String>,
 }
 
-/// What became of a memory.
+/// The result of deleting a memory.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct MemoryForgotten {
     id: String,
@@ -82,16 +82,16 @@ pub struct MemoryForgotten {
     deleted: bool,
 }
 
-/// How to dream.
+/// Parameters of a dream (memory consolidation).
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewDream {
-    /// Only says what would be promoted.
+    /// Reports what would be promoted, without changing anything.
     #[serde(default)]
     dry_run: bool,
 }
 
-/// What a dream did.
+/// The result of a dream.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct DreamView {
     /// `dream`.
@@ -113,12 +113,12 @@ pub struct DreamList {
     next_cursor: Option<String>,
 }
 
-/// What was taken back.
+/// The result of undoing a dream.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct DreamUndone {
     id: String,
     object: &'static str,
-    /// How many memories.
+    /// The number of memories that were retracted.
     undone: usize,
 }
 
@@ -126,11 +126,12 @@ fn view(memory: Memory) -> MemoryView {
     MemoryView { object: "memory", memory }
 }
 
-fn mind(session: Option<String>, assistant: Option<String>) -> ApiResult<MemoryTarget> {
+fn memory_target(session: Option<String>, assistant: Option<String>) -> ApiResult<MemoryTarget> {
     match (session, assistant) {
-        (Some(_), Some(_)) => {
-            Err(ApiError::invalid("assistant_id", "name a session or an assistant; a session has its assistant"))
-        }
+        (Some(_), Some(_)) => Err(ApiError::invalid(
+            "assistant_id",
+            "use `session_id` or `assistant_id`, not both: a session determines its assistant",
+        )),
         (Some(id), None) => Ok(MemoryTarget::Session(SessionId::new(id)?)),
         (None, Some(name)) => Ok(MemoryTarget::Assistant(name)),
         (None, None) => Ok(MemoryTarget::Own),
@@ -138,13 +139,13 @@ fn mind(session: Option<String>, assistant: Option<String>) -> ApiResult<MemoryT
 }
 
 /// Consumes the query parameters that select whose memories are meant.
-fn meant(pairs: &mut StrictQuery) -> ApiResult<MemoryTarget> {
-    mind(pairs.one("session_id")?, pairs.name("assistant_id")?)
+fn target_from_query(params: &mut StrictQuery) -> ApiResult<MemoryTarget> {
+    memory_target(params.one("session_id")?, params.name("assistant_id")?)
 }
 
-/// Remember something
+/// Add a memory
 ///
-/// The same words again are one memory, said now, with one more source.
+/// A memory with the same text is deduplicated: it is refreshed and gets one more source.
 #[utoipa::path(
     post, path = "/memories", tag = "memories", operation_id = "create_memory",
     request_body(content = NewMemory),
@@ -155,10 +156,12 @@ pub async fn create(
     caller: Caller,
     JsonBody(body): JsonBody<NewMemory>,
 ) -> ApiResult<(StatusCode, Json<MemoryView>)> {
-    let who = caller.writes()?;
-    let mind = mind(body.session_id, body.assistant_id)?;
-    let (messages, metadata) = (body.messages.unwrap_or_default(), body.metadata.unwrap_or_default());
-    let memory = app.tenure.remember(&who, &mind, tenure::NewMemory { text: body.text, messages, metadata }).await?;
+    let principal = caller.writes()?;
+    let target = memory_target(body.session_id, body.assistant_id)?;
+    let messages = body.messages.unwrap_or_default();
+    let metadata = body.metadata.unwrap_or_default();
+    let new = tenure::NewMemory { text: body.text, messages, metadata };
+    let memory = app.tenure.remember(&principal, &target, new).await?;
     Ok((StatusCode::CREATED, Json(view(memory))))
 }
 
@@ -166,61 +169,65 @@ pub async fn create(
 #[utoipa::path(
     get, path = "/memories", tag = "memories", operation_id = "list_memories",
     params(
-        ("session_id" = Option<String>, Query, description = "Those of this session, as its assistant shares them"),
-        ("assistant_id" = Option<String>, Query, description = "Those of this assistant; neither: the user's own"),
-        ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "At most so many; 20 if not given"),
-        ("cursor" = Option<String>, Query, description = "The `next_cursor` of the page before"),
+        ("session_id" = Option<String>, Query, description = "The memories of this session, in its assistant's scope"),
+        ("assistant_id" = Option<String>, Query, description = "The memories of this assistant; without session and assistant, the user's own"),
+        ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "Page size; default 20"),
+        ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page"),
     ),
     responses((status = 200, description = "A page", body = MemoryList), Reading)
 )]
-pub async fn list(State(app): State<AppState>, caller: Caller, mut pairs: StrictQuery) -> ApiResult<Json<MemoryList>> {
-    let who = caller.reads()?;
-    let (mind, limit) = (meant(&mut pairs)?, pairs.limit(app.config.limits.max_page)?);
-    let cursor = pairs.one("cursor")?;
-    pairs.end()?;
-    let mut found = app.tenure.browsing(&who).memory_list(&who, &mind, cursor.as_deref(), limit + 1).await?;
-    let more = found.len() > limit;
-    found.truncate(limit);
-    let next_cursor = found.last().filter(|_| more).map(|m| m.id.clone());
-    Ok(Json(MemoryList { object: "list", data: found.into_iter().map(view).collect(), next_cursor }))
+pub async fn list(State(app): State<AppState>, caller: Caller, mut params: StrictQuery) -> ApiResult<Json<MemoryList>> {
+    let principal = caller.reads()?;
+    let target = target_from_query(&mut params)?;
+    let limit = params.limit(app.config.limits.max_page)?;
+    let cursor = params.one("cursor")?;
+    params.end()?;
+    let mut memories =
+        app.tenure.browsing(&principal).memory_list(&principal, &target, cursor.as_deref(), limit + 1).await?;
+    let has_more = memories.len() > limit;
+    memories.truncate(limit);
+    let next_cursor = memories.last().filter(|_| has_more).map(|m| m.id.clone());
+    Ok(Json(MemoryList { object: "list", data: memories.into_iter().map(view).collect(), next_cursor }))
 }
 
 /// Recall memories
 ///
-/// By their words, and by their meaning if an embedder is configured and can be reached.
+/// By full text, and by similarity if an embedder is configured and available.
 #[utoipa::path(
     get, path = "/memories/search", tag = "memories", operation_id = "search_memories",
     params(
         ("q" = String, Query, description = "The question"),
-        ("session_id" = Option<String>, Query, description = "Those of this session, as its assistant shares them"),
-        ("assistant_id" = Option<String>, Query, description = "Those of this assistant; neither: the user's own"),
-        ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "At most so many; 20 if not given"),
+        ("session_id" = Option<String>, Query, description = "The memories of this session, in its assistant's scope"),
+        ("assistant_id" = Option<String>, Query, description = "The memories of this assistant; without session and assistant, the user's own"),
+        ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "Page size; default 20"),
     ),
     responses((status = 200, description = "The best first", body = RecallView), Reading)
 )]
 pub async fn search(
     State(app): State<AppState>,
     caller: Caller,
-    mut pairs: StrictQuery,
+    mut params: StrictQuery,
 ) -> ApiResult<Json<RecallView>> {
-    let who = caller.reads()?;
-    let (mind, limit) = (meant(&mut pairs)?, pairs.limit(app.config.limits.max_page)?);
-    let question = pairs.one("q")?.filter(|q| !q.trim().is_empty());
-    let question = question.ok_or_else(|| ApiError::invalid("q", "say what to look for: `?q=…`"))?;
-    pairs.end()?;
+    let principal = caller.reads()?;
+    let target = target_from_query(&mut params)?;
+    let limit = params.limit(app.config.limits.max_page)?;
+    let question = params.one("q")?.filter(|q| !q.trim().is_empty());
+    let question =
+        question.ok_or_else(|| ApiError::invalid("q", "`q` is missing or empty; send the search terms as `?q=…`"))?;
+    params.end()?;
     let RecallResult { memories, by_meaning, note } =
-        app.tenure.browsing(&who).recall(&who, &mind, &question, limit).await?;
+        app.tenure.browsing(&principal).recall(&principal, &target, &question, limit).await?;
     let mode = if by_meaning { "hybrid" } else { "full_text" };
     Ok(Json(RecallView { object: "list", data: memories, mode, note }))
 }
 
-/// Look at a memory
+/// Get a memory
 #[utoipa::path(
     get, path = "/memories/{id}", tag = "memories", operation_id = "get_memory",
     params(
         ("id" = String, Path, description = "The memory"),
-        ("session_id" = Option<String>, Query, description = "Among those of this session"),
-        ("assistant_id" = Option<String>, Query, description = "Among those of this assistant; neither: the user's own"),
+        ("session_id" = Option<String>, Query, description = "Among the memories of this session"),
+        ("assistant_id" = Option<String>, Query, description = "Among the memories of this assistant; without session and assistant, the user's own"),
     ),
     responses((status = 200, description = "The memory", body = MemoryView), Reading)
 )]
@@ -228,24 +235,25 @@ pub async fn get(
     State(app): State<AppState>,
     caller: Caller,
     path: PathParams,
-    mut pairs: StrictQuery,
+    mut params: StrictQuery,
 ) -> ApiResult<Json<MemoryView>> {
-    let (who, id) = (caller.reads()?, path.get("id")?);
-    let mind = meant(&mut pairs)?;
-    pairs.end()?;
-    match app.tenure.browsing(&who).memory(&who, &mind, id).await? {
+    let principal = caller.reads()?;
+    let id = path.get("id")?;
+    let target = target_from_query(&mut params)?;
+    params.end()?;
+    match app.tenure.browsing(&principal).memory(&principal, &target, id).await? {
         Some(memory) => Ok(Json(view(memory))),
-        None => Err(not_there(id)),
+        None => Err(not_found(id)),
     }
 }
 
-/// Forget a memory
+/// Delete a memory
 #[utoipa::path(
     delete, path = "/memories/{id}", tag = "memories", operation_id = "delete_memory",
     params(
         ("id" = String, Path, description = "The memory"),
-        ("session_id" = Option<String>, Query, description = "Among those of this session"),
-        ("assistant_id" = Option<String>, Query, description = "Among those of this assistant; neither: the user's own"),
+        ("session_id" = Option<String>, Query, description = "Among the memories of this session"),
+        ("assistant_id" = Option<String>, Query, description = "Among the memories of this assistant; without session and assistant, the user's own"),
     ),
     responses((status = 200, description = "It is forgotten", body = MemoryForgotten), Writing)
 )]
@@ -253,19 +261,20 @@ pub async fn delete(
     State(app): State<AppState>,
     caller: Caller,
     path: PathParams,
-    mut pairs: StrictQuery,
+    mut params: StrictQuery,
 ) -> ApiResult<Json<MemoryForgotten>> {
-    let (who, id) = (caller.writes()?, path.get("id")?);
-    let mind = meant(&mut pairs)?;
-    pairs.end()?;
-    match app.tenure.forget_memory(&who, &mind, id).await? {
-        true => Ok(Json(MemoryForgotten { id: id.to_owned(), object: "memory.deleted", deleted: true })),
-        false => Err(not_there(id)),
+    let principal = caller.writes()?;
+    let id = path.get("id")?;
+    let target = target_from_query(&mut params)?;
+    params.end()?;
+    if !app.tenure.forget_memory(&principal, &target, id).await? {
+        return Err(not_found(id));
     }
+    Ok(Json(MemoryForgotten { id: id.to_owned(), object: "memory.deleted", deleted: true }))
 }
 
-fn not_there(id: &str) -> ApiError {
-    ApiError::not_found(format!("there is no memory {id} there; GET /memories lists them", id = excerpt(id)))
+fn not_found(id: &str) -> ApiError {
+    ApiError::not_found(format!("no memory {id}; GET /memories lists them", id = excerpt(id)))
 }
 
 /// Dream
@@ -282,8 +291,8 @@ pub async fn dream(
     caller: Caller,
     JsonBody(body): JsonBody<NewDream>,
 ) -> ApiResult<Json<DreamView>> {
-    let who = caller.administers_tenant()?;
-    let dream = app.tenure.dream(&who, &app.config.dreams.rules(), body.dry_run).await?;
+    let principal = caller.administers_tenant()?;
+    let dream = app.tenure.dream(&principal, &app.config.dreams.rules(), body.dry_run).await?;
     Ok(Json(DreamView { object: "dream", dream }))
 }
 
@@ -295,22 +304,24 @@ pub async fn dream(
     responses((status = 200, description = "The newest first", body = DreamList), Asking)
 )]
 pub async fn dreams(State(app): State<AppState>, caller: Caller) -> ApiResult<Json<DreamList>> {
-    let who: Principal = caller.administers_tenant()?;
-    let data = app.tenure.dreams(&who).await?.into_iter().map(|dream| DreamView { object: "dream", dream }).collect();
+    let principal: Principal = caller.administers_tenant()?;
+    let data =
+        app.tenure.dreams(&principal).await?.into_iter().map(|dream| DreamView { object: "dream", dream }).collect();
     Ok(Json(DreamList { object: "list", data, next_cursor: None }))
 }
 
-/// Take back what a dream promoted
+/// Undo a dream
 ///
-/// What was said again since then stays. For administrators.
+/// Memories that were stored again since then stay. For administrators.
 #[utoipa::path(
     delete, path = "/dreams/{id}", tag = "memories", operation_id = "undo_dream",
     params(("id" = String, Path, description = "The dream")),
     responses((status = 200, description = "It is taken back", body = DreamUndone), Finding)
 )]
 pub async fn undo(State(app): State<AppState>, caller: Caller, path: PathParams) -> ApiResult<Json<DreamUndone>> {
-    let (who, id) = (caller.administers_tenant()?, path.get("id")?);
-    match app.tenure.undo_dream(&who, id).await? {
+    let principal = caller.administers_tenant()?;
+    let id = path.get("id")?;
+    match app.tenure.undo_dream(&principal, id).await? {
         Some(undone) => Ok(Json(DreamUndone { id: id.to_owned(), object: "dream.undone", undone })),
         None => Err(ApiError::not_found(format!("there is no dream {id}; GET /dreams lists them", id = excerpt(id)))),
     }

@@ -16,15 +16,15 @@ use utoipa::ToSchema;
 
 /// List messages
 ///
-/// Oldest first: from the beginning, after a position, or the last so many.
+/// Oldest first: from the beginning, after a position, or the most recent ones.
 #[utoipa::path(
     get, path = "/sessions/{id}/messages", tag = "messages", operation_id = "list_messages",
     params(
         ("id" = String, Path, description = "The session"),
-        ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "At most so many; 20 if not given"),
+        ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "Page size; default 20"),
         ("after" = Option<u32>, Query, description = "Only those after this position; the `next_cursor` of the page before"),
-        ("cursor" = Option<u32>, Query, description = "The same as `after`"),
-        ("last" = Option<u32>, Query, minimum = 1, maximum = 100, description = "The last so many; instead of `limit` and `after`"),
+        ("cursor" = Option<u32>, Query, description = "Alias of `after`"),
+        ("last" = Option<u32>, Query, minimum = 1, maximum = 100, description = "The number of most recent messages; instead of `limit` and `after`"),
     ),
     responses((status = 200, description = "A page", body = MessageList), Reading)
 )]
@@ -32,38 +32,39 @@ pub async fn list(
     State(app): State<AppState>,
     caller: Caller,
     SessionPath(id): SessionPath,
-    mut pairs: StrictQuery,
+    mut params: StrictQuery,
 ) -> ApiResult<Response> {
-    let who = caller.reads()?;
+    let principal = caller.reads()?;
     let max = app.config.limits.max_page;
-    let last = pairs.count("last", max)?;
-    let limited = pairs.count("limit", max)?;
-    let place = "the position of a message";
-    let (after, cursor): (Option<u32>, Option<u32>) = (pairs.read("after", place)?, pairs.read("cursor", place)?);
-    pairs.end()?;
+    let last = params.count("last", max)?;
+    let limit = params.count("limit", max)?;
+    let expected = "the position of a message";
+    let after: Option<u32> = params.read("after", expected)?;
+    let cursor: Option<u32> = params.read("cursor", expected)?;
+    params.end()?;
     if after.is_some() && cursor.is_some() {
         return Err(ApiError::invalid("cursor", "use `after` or `cursor`, not both: they mean the same"));
     }
     let after = after.or(cursor);
-    if last.is_some() && (limited.is_some() || after.is_some()) {
+    if last.is_some() && (limit.is_some() || after.is_some()) {
         return Err(ApiError::invalid("last", "use `last` alone, or `limit` and `after`"));
     }
-    let (head, said, first) = match last {
+    let (head, messages, first) = match last {
         Some(last) => {
-            let (head, said) = app.tenure.browsing(&who).last_messages(&who, &id, last).await?;
-            let first = head.mark.messages.saturating_sub(said.len());
-            (head, said, first)
+            let (head, messages) = app.tenure.browsing(&principal).last_messages(&principal, &id, last).await?;
+            let first = head.mark.messages.saturating_sub(messages.len());
+            (head, messages, first)
         }
         None => {
             let first = after.map_or(0, |a| a as usize + 1);
-            let limit = limited.unwrap_or(20.min(max));
-            let (head, said) = app.tenure.browsing(&who).messages_from(&who, &id, first, limit).await?;
-            (head, said, first)
+            let limit = limit.unwrap_or(20.min(max));
+            let (head, messages) = app.tenure.browsing(&principal).messages_from(&principal, &id, first, limit).await?;
+            (head, messages, first)
         }
     };
-    let end = first + said.len();
-    let next = (!said.is_empty() && end < head.mark.messages).then(|| (end - 1).to_string());
-    let body = view::list(&view::messages(&said, first), next);
+    let end = first + messages.len();
+    let next = (!messages.is_empty() && end < head.mark.messages).then(|| (end - 1).to_string());
+    let body = view::list(&view::messages(&messages, first), next);
     Ok(view::json(StatusCode::OK, Some(head.seq), body))
 }
 
@@ -71,7 +72,7 @@ pub async fn list(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewMessages<'a> {
-    /// What was said, in order, in OpenAI's shape. At least one.
+    /// The messages in order, in OpenAI's format. At least one.
     #[schema(value_type = Vec<Object>, min_items = 1)]
     #[serde(borrow)]
     messages: Vec<&'a RawValue>,
@@ -90,19 +91,19 @@ pub struct AppendedView {
 
 /// Append messages
 ///
-/// All or none; durable when it answers.
+/// Atomic; durable when the response is sent.
 #[utoipa::path(
     post, path = "/sessions/{id}/messages", tag = "messages", operation_id = "append_messages",
     params(
         ("id" = String, Path, description = "The session"),
-        ("If-Match" = Option<String>, Header, description = "The `ETag` it must still have"),
-        ("Idempotency-Key" = Option<String>, Header, description = "The same key with the same messages is done once"),
+        ("If-Match" = Option<String>, Header, description = "The `ETag` that the session must have (optimistic concurrency)"),
+        ("Idempotency-Key" = Option<String>, Header, description = "Requests with the same key and messages take effect once"),
     ),
     request_body(content = NewMessages<'static>),
     responses(
-        (status = 201, description = "They are kept", body = AppendedView),
+        (status = 201, description = "The messages are durable", body = AppendedView),
         Writing,
-        (status = 422, description = "The idempotency key came with other messages before", body = ErrorBody),
+        (status = 422, description = "The idempotency key was used with different messages", body = ErrorBody),
     )
 )]
 pub async fn append(
@@ -113,19 +114,19 @@ pub async fn append(
     headers: HeaderMap,
     JsonBytes(bytes): JsonBytes,
 ) -> ApiResult<Response> {
-    let who = caller.writes()?;
+    let principal = caller.writes()?;
     let append = Append {
-        messages: read(&bytes)?,
+        messages: parse_messages(&bytes)?,
         expect: if_match.0,
         idempotency_key: idempotency_key(&headers)?,
         ..Append::default()
     };
-    let done = app.tenure.append(&who, &id, append).await.map_err(|e| if_match.error(e))?;
-    let view = AppendedView { seq: done.seq, position: done.position, message_count: done.messages };
-    Ok(view::json(StatusCode::CREATED, Some(done.seq), view::text(&view)))
+    let appended = app.tenure.append(&principal, &id, append).await.map_err(|e| if_match.error(e))?;
+    let view = AppendedView { seq: appended.seq, position: appended.position, message_count: appended.messages };
+    Ok(view::json(StatusCode::CREATED, Some(appended.seq), view::text(&view)))
 }
 
-fn read(bytes: &[u8]) -> ApiResult<Vec<Message>> {
+fn parse_messages(bytes: &[u8]) -> ApiResult<Vec<Message>> {
     must_be_object(bytes)?;
     let body: NewMessages<'_> = match serde_json::from_slice(bytes) {
         Ok(body) => body,
@@ -133,7 +134,7 @@ fn read(bytes: &[u8]) -> ApiResult<Vec<Message>> {
         Err(_) => parse(bytes)?,
     };
     if body.messages.is_empty() {
-        return Err(ApiError::invalid("messages", "`messages` is empty; say something"));
+        return Err(ApiError::invalid("messages", "`messages` is empty; send at least one message"));
     }
     let mut messages = Vec::with_capacity(body.messages.len());
     for (i, raw) in body.messages.into_iter().enumerate() {
@@ -142,7 +143,7 @@ fn read(bytes: &[u8]) -> ApiResult<Vec<Message>> {
     Ok(messages)
 }
 
-/// What rewinds have cut off
+/// List discarded messages
 #[utoipa::path(
     get, path = "/sessions/{id}/discarded", tag = "messages", operation_id = "list_discarded",
     params(("id" = String, Path, description = "The session")),
@@ -153,8 +154,8 @@ pub async fn discarded(
     caller: Caller,
     SessionPath(id): SessionPath,
 ) -> ApiResult<Response> {
-    let who = caller.reads()?;
-    let head = app.tenure.live(&who, &id).await?;
-    let cut = app.tenure.browsing(&who).discarded(&who, &id).await?;
-    Ok(view::json(StatusCode::OK, Some(head.seq), view::list(&view::discarded(&cut), None)))
+    let principal = caller.reads()?;
+    let head = app.tenure.live(&principal, &id).await?;
+    let discarded_messages = app.tenure.browsing(&principal).discarded(&principal, &id).await?;
+    Ok(view::json(StatusCode::OK, Some(head.seq), view::list(&view::discarded(&discarded_messages), None)))
 }

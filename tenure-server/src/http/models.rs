@@ -31,7 +31,7 @@ pub struct ModelView {
     owned_by: &'static str,
 }
 
-/// List what can be asked
+/// List models and assistants
 ///
 /// The configured models, the built-in one, the one that embeds in this process, and the assistants.
 #[utoipa::path(
@@ -71,10 +71,10 @@ pub async fn embeddings(State(app): State<AppState>, caller: Caller, raw: JsonBy
     let name: Option<String> = body.get("model").and_then(|m| serde_json::from_str(m).ok());
     let name = name.unwrap_or_else(|| app.models.default_name().to_owned());
     if let Some(local) = app.embeddings.local(&name) {
-        return embed_here(local, parse(&raw.0)?).await;
+        return embed_locally(local, parse(&raw.0)?).await;
     }
     let Some(upstream) = app.models.upstream(&name) else {
-        let message = format!("{name:?} has no server that could embed; configure one under `models`");
+        let message = format!("model {name:?} has no upstream server for embeddings; configure one under `models`");
         return Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message));
     };
     let (kind, body) = upstream.embed(body).await?;
@@ -108,7 +108,7 @@ enum Encoding {
     Base64,
 }
 
-async fn embed_here(local: &LocalModel, request: EmbedRequest) -> ApiResult<Response> {
+async fn embed_locally(local: &LocalModel, request: EmbedRequest) -> ApiResult<Response> {
     let texts = match request.input {
         Texts::One(text) => vec![text],
         Texts::Many(texts) => texts,
@@ -116,20 +116,23 @@ async fn embed_here(local: &LocalModel, request: EmbedRequest) -> ApiResult<Resp
     if texts.is_empty() || texts.len() > MAX_TEXTS {
         return Err(ApiError::invalid("input", format!("send 1 to {MAX_TEXTS} texts, not {}", texts.len())));
     }
-    let has = local.dimensions();
-    if request.dimensions.is_some_and(|wanted| wanted != has) {
-        return Err(ApiError::invalid("dimensions", format!("vectors of {} have {has} numbers", local.name())));
+    let dimensions = local.dimensions();
+    if request.dimensions.is_some_and(|wanted| wanted != dimensions) {
+        return Err(ApiError::invalid(
+            "dimensions",
+            format!("embeddings of {} have {dimensions} dimensions", local.name()),
+        ));
     }
-    let failed = |why| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "embedding_failed", why);
+    let failed = |message| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "embedding_failed", message);
     let (vectors, tokens) = local.embed(texts).await.map_err(failed)?;
-    let shown = |vector: Vec<f32>| match request.encoding_format {
+    let encoded = |vector: Vec<f32>| match request.encoding_format {
         Encoding::Float => json!(vector),
         Encoding::Base64 => {
             let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
             json!(base64::engine::general_purpose::STANDARD.encode(bytes))
         }
     };
-    let embedding = |(i, v)| json!({"object": "embedding", "index": i, "embedding": shown(v)});
+    let embedding = |(i, v)| json!({"object": "embedding", "index": i, "embedding": encoded(v)});
     let data: Vec<Value> = vectors.into_iter().enumerate().map(embedding).collect();
     let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
     Ok(Json(json!({"object": "list", "model": local.name(), "data": data, "usage": usage})).into_response())

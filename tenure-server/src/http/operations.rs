@@ -12,32 +12,32 @@ use axum::{Json, Router};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// How it is.
+/// The health status.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Health {
     status: &'static str,
     version: &'static str,
 }
 
-const FINE: Health = Health { status: "ok", version: env!("CARGO_PKG_VERSION") };
+const HEALTHY: Health = Health { status: "ok", version: env!("CARGO_PKG_VERSION") };
 
 /// Is the process alive?
 #[utoipa::path(get, path = "/healthz", tag = "operations", operation_id = "healthz", responses((status = 200, body = Health)))]
 pub async fn healthz() -> Json<Health> {
-    Json(FINE)
+    Json(HEALTHY)
 }
 
 /// Can the store be read and written?
 #[utoipa::path(
     get, path = "/readyz", tag = "operations", operation_id = "readyz",
-    responses((status = 200, body = Health), (status = 503, description = "It can not", body = ErrorBody))
+    responses((status = 200, body = Health), (status = 503, description = "The store cannot be read or written", body = ErrorBody))
 )]
 pub async fn readyz(State(app): State<AppState>) -> ApiResult<Json<Health>> {
-    let unavailable = |why: String| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", why);
+    let unavailable = |message: String| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message);
     match tokio::time::timeout(READY_TIMEOUT, app.keys.check_store()).await {
-        Ok(Ok(())) => Ok(Json(FINE)),
+        Ok(Ok(())) => Ok(Json(HEALTHY)),
         Ok(Err(e)) => Err(unavailable(e.to_string())),
-        Err(_) => Err(unavailable("the store does not answer".to_owned())),
+        Err(_) => Err(unavailable("the store did not respond in time".to_owned())),
     }
 }
 

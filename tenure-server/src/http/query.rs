@@ -32,33 +32,33 @@ impl<S: Send + Sync> FromRequestParts<S> for StrictQuery {
 impl StrictQuery {
     /// Consumes all values of a repeatable parameter.
     pub fn all(&mut self, name: &str) -> Vec<String> {
-        let mut found = Vec::new();
+        let mut values = Vec::new();
         self.0.retain_mut(|(n, v)| {
-            let this = n == name;
-            if this {
-                found.push(std::mem::take(v));
+            let matches = n == name;
+            if matches {
+                values.push(std::mem::take(v));
             }
-            !this
+            !matches
         });
-        found
+        values
     }
 
     /// Consumes a parameter that may be given at most once.
     pub fn one(&mut self, name: &str) -> ApiResult<Option<String>> {
-        let mut found = self.all(name);
-        match found.len() {
-            0 | 1 => Ok(found.pop()),
+        let mut values = self.all(name);
+        match values.len() {
+            0 | 1 => Ok(values.pop()),
             _ => Err(ApiError::invalid(name, format!("`{name}` is given more than once"))),
         }
     }
 
-    /// Consumes and parses a parameter that may be given at most once. `what` describes valid values, for the
+    /// Consumes and parses a parameter that may be given at most once. `expected` describes valid values, for the
     /// error message.
-    pub fn read<T: FromStr>(&mut self, name: &str, what: &str) -> ApiResult<Option<T>> {
+    pub fn read<T: FromStr>(&mut self, name: &str, expected: &str) -> ApiResult<Option<T>> {
         let Some(text) = self.one(name)? else { return Ok(None) };
-        let wrong =
-            |_| ApiError::invalid(name, format!("`{name}` must be {what}, and is {text}", text = excerpt(&text)));
-        text.parse().map(Some).map_err(wrong)
+        let invalid =
+            |_| ApiError::invalid(name, format!("`{name}` must be {expected}, not {text}", text = excerpt(&text)));
+        text.parse().map(Some).map_err(invalid)
     }
 
     /// Consumes a name: 1 to 128 bytes, without control characters.
@@ -73,7 +73,8 @@ impl StrictQuery {
         let count: Option<usize> = self.read(name, &format!("a number from 1 to {max}"))?;
         match count {
             Some(n) if n > max => {
-                let message = format!("`{name}` is over the limit `max_page` of {max}; ask for less, and page on");
+                let message =
+                    format!("`{name}` is larger than `max_page` ({max}); request less and follow `next_cursor`");
                 Err(ApiError::invalid(name, message))
             }
             Some(0) => Err(ApiError::invalid(name, format!("`{name}` must be a number from 1 to {max}"))),
@@ -99,14 +100,14 @@ impl StrictQuery {
 
     /// Consumes the parameters that select sessions, and rejects unknown ones. Only principals with access to
     /// the whole tenant may select another user's sessions.
-    pub fn sessions(mut self, who: &Principal, max: usize) -> ApiResult<tenure::SessionQuery> {
-        let mut query = tenure::SessionQuery::new(OwnerFilter::Tenant(who.tenant.clone()), self.limit(max)?);
+    pub fn sessions(mut self, principal: &Principal, max: usize) -> ApiResult<tenure::SessionQuery> {
+        let mut query = tenure::SessionQuery::new(OwnerFilter::Tenant(principal.tenant.clone()), self.limit(max)?);
         query.cursor = match self.one("cursor")? {
             Some(cursor) => Some(cursor.parse::<SessionCursor>()?),
             None => None,
         };
         // `u32` exceeds any practical offset, and every store can count that far.
-        let offset: Option<u32> = self.read("offset", "a number of sessions to leave out")?;
+        let offset: Option<u32> = self.read("offset", "the number of sessions to skip")?;
         if offset.is_some() && query.cursor.is_some() {
             return Err(ApiError::invalid("offset", "use `cursor` or `offset`, not both"));
         }
@@ -115,15 +116,16 @@ impl StrictQuery {
         query.thread = self.name("thread_id")?;
         if let Some(user) = self.one("user")? {
             let user = User::new(user)?;
-            if who.reach != AccessScope::Tenant && user != who.user {
-                let message = "only a key with the right `admin` that names no user sees the sessions of others";
+            if principal.reach != AccessScope::Tenant && user != principal.user {
+                let message =
+                    "listing another user's sessions requires a key with the right `admin` that is not bound to a user";
                 return Err(ApiError::new(axum::http::StatusCode::FORBIDDEN, "forbidden", message));
             }
-            query.whose = OwnerFilter::User(who.tenant.clone(), user);
+            query.whose = OwnerFilter::User(principal.tenant.clone(), user);
         }
         for words in self.all("status") {
             for word in words.split(',') {
-                query.status.push(status(word)?);
+                query.status.push(parse_status(word)?);
             }
         }
         let time = "an RFC 3339 time such as 2026-01-31T12:00:00Z";
@@ -142,7 +144,7 @@ impl StrictQuery {
         for (key, text) in fields {
             let value = serde_json::from_str(&text).unwrap_or(Value::String(text));
             if value.is_object() || value.is_array() {
-                let message = "only plain values can be looked for: text, a number, true, false or null";
+                let message = "metadata filters must be scalar: a string, a number, true, false or null";
                 return Err(ApiError::invalid(format!("metadata.{key}"), message));
             }
             query.metadata.push((key, value));
@@ -152,7 +154,7 @@ impl StrictQuery {
     }
 }
 
-fn status(word: &str) -> ApiResult<Status> {
+fn parse_status(word: &str) -> ApiResult<Status> {
     let all = [Status::Active, Status::Paused, Status::Expired, Status::Deleted];
     all.into_iter().find(|s| s.as_str() == word).ok_or_else(|| {
         ApiError::invalid("status", format!("{word} is not active, paused, expired or deleted", word = excerpt(word)))
@@ -161,9 +163,9 @@ fn status(word: &str) -> ApiResult<Status> {
 
 /// Checks that a text is a valid name: 1 to 128 bytes, without control characters (D-020).
 pub fn check_name(param: &str, text: &str) -> ApiResult<()> {
-    let fits = !text.is_empty() && text.len() <= tenure::MAX_NAME_BYTES && !text.chars().any(char::is_control);
-    match fits {
-        true => Ok(()),
-        false => Err(ApiError::invalid(param, format!("`{param}` must have 1 to 128 bytes and no control characters"))),
+    let is_valid = !text.is_empty() && text.len() <= tenure::MAX_NAME_BYTES && !text.chars().any(char::is_control);
+    if !is_valid {
+        return Err(ApiError::invalid(param, format!("`{param}` must have 1 to 128 bytes and no control characters")));
     }
+    Ok(())
 }

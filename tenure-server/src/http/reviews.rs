@@ -14,7 +14,7 @@ use tenure::excerpt;
 use tenure::{Decision, Head, HumanDuration, Review, ReviewFilter, ReviewId, ReviewInput};
 use utoipa::{IntoParams, ToSchema};
 
-/// A question to a person, and the answer.
+/// A review and its decision.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ReviewView {
     /// Its id.
@@ -33,7 +33,7 @@ pub struct ReviewView {
     step: String,
     /// `approve` (may it be done?) or `lost` (it was begun, and its result was lost: was it done?).
     kind: &'static str,
-    /// Who is asked.
+    /// The queue of reviewers.
     queue: Option<String>,
     /// The arguments of the call.
     arguments: Value,
@@ -43,12 +43,12 @@ pub struct ReviewView {
     /// When it is decided without a person.
     #[schema(format = DateTime)]
     timeout_at: Option<String>,
-    /// What is decided then.
+    /// The decision on timeout.
     #[schema(value_type = Option<String>)]
     on_timeout: Option<Decision>,
-    /// Who looks at it.
+    /// The reviewer who claimed it.
     claimed_by: Option<String>,
-    /// Until when.
+    /// When the claim expires.
     #[schema(format = DateTime)]
     claimed_until: Option<String>,
     /// What was decided: `approved`, `rejected` or `corrected`.
@@ -128,7 +128,7 @@ pub struct ReviewQuery {
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClaimBody {
-    /// Who; else the user who asks.
+    /// The reviewer; the requesting user if omitted.
     #[serde(default)]
     reviewer: Option<String>,
     /// For how long others leave it alone, such as `15m` (the default).
@@ -157,7 +157,7 @@ pub struct DecisionBody {
     reviewer: Option<String>,
 }
 
-fn named(path: &PathParams) -> ApiResult<ReviewId> {
+fn review_id(path: &PathParams) -> ApiResult<ReviewId> {
     let id = path.get("review")?;
     ReviewId::new(id).map_err(|_| ApiError::not_found(format!("there is no review {id:?}; GET /reviews lists them")))
 }
@@ -170,10 +170,10 @@ fn named(path: &PathParams) -> ApiResult<ReviewId> {
 pub async fn list(
     State(app): State<AppState>,
     caller: Caller,
-    QueryParams(which): QueryParams<ReviewQuery>,
+    QueryParams(query): QueryParams<ReviewQuery>,
 ) -> ApiResult<Json<ReviewList>> {
-    let who = caller.reviews()?;
-    let wanted = match (which.status.as_deref(), which.queue) {
+    let principal = caller.reviews()?;
+    let filter = match (query.status.as_deref(), query.queue) {
         (None | Some("open"), queue) => ReviewFilter::Open(queue),
         (Some("decided"), None) => ReviewFilter::Decided,
         (Some("decided"), Some(_)) => {
@@ -183,30 +183,30 @@ pub async fn list(
             return Err(ApiError::invalid("status", format!("{other} is not open or decided", other = excerpt(other))));
         }
     };
-    let cursor = which.cursor.map(|c| c.parse()).transpose()?;
-    let page = app.tenure.browsing(&who).reviews(&who, &wanted, cursor, which.limit.unwrap_or(20)).await?;
+    let cursor = query.cursor.map(|c| c.parse()).transpose()?;
+    let page = app.tenure.browsing(&principal).reviews(&principal, &filter, cursor, query.limit.unwrap_or(20)).await?;
     let data = page.reviews.iter().map(|(head, review)| ReviewView::of(head, review)).collect();
     Ok(Json(ReviewList { object: "list", data, next_cursor: page.next.map(|c| c.to_string()) }))
 }
 
-/// Look at a review
+/// Get a review
 #[utoipa::path(
     get, path = "/reviews/{review}", tag = "reviews", operation_id = "get_review",
     params(("review" = String, Path, description = "The review")),
     responses((status = 200, description = "The review", body = ReviewView), Finding)
 )]
 pub async fn get(State(app): State<AppState>, caller: Caller, path: PathParams) -> ApiResult<Json<ReviewView>> {
-    let (head, review) = app.tenure.review(&caller.reviews()?, &named(&path)?).await?;
+    let (head, review) = app.tenure.review(&caller.reviews()?, &review_id(&path)?).await?;
     Ok(Json(ReviewView::of(&head, &review)))
 }
 
-/// Take a review
+/// Claim a review
 ///
-/// Nobody else can take or decide it until it is released, or its time is over.
+/// No one else can claim or decide it until it is released or the claim expires.
 #[utoipa::path(
     post, path = "/reviews/{review}/claim", tag = "reviews", operation_id = "claim_review",
     params(("review" = String, Path, description = "The review")), request_body(content = ClaimBody),
-    responses((status = 200, description = "It is yours", body = ReviewView), Writing)
+    responses((status = 200, description = "The review is claimed", body = ReviewView), Writing)
 )]
 pub async fn claim(
     State(app): State<AppState>,
@@ -214,16 +214,17 @@ pub async fn claim(
     path: PathParams,
     JsonBody(body): JsonBody<ClaimBody>,
 ) -> ApiResult<Json<ReviewView>> {
-    let (who, id) = (caller.reviews()?, named(&path)?);
-    let by = caller.reviewer(body.reviewer)?;
+    let principal = caller.reviews()?;
+    let id = review_id(&path)?;
+    let reviewer = caller.reviewer(body.reviewer)?;
     let lasting = body.lasting.unwrap_or(HumanDuration::of(std::time::Duration::from_secs(900)));
     let lasting = lasting.duration().and_then(|d| d.try_into().ok());
-    let lasting = lasting.ok_or_else(|| ApiError::invalid("lasting", "it must end some time; write 15m"))?;
-    let review = app.tenure.claim_review(&who, &id, Some(&by), None, lasting).await?;
-    Ok(Json(ReviewView::of(&app.tenure.review(&who, &id).await?.0, &review)))
+    let lasting = lasting.ok_or_else(|| ApiError::invalid("lasting", "`lasting` must be finite, such as 15m"))?;
+    let review = app.tenure.claim_review(&principal, &id, Some(&reviewer), None, lasting).await?;
+    Ok(Json(ReviewView::of(&app.tenure.review(&principal, &id).await?.0, &review)))
 }
 
-/// Give a review back
+/// Release a review
 #[utoipa::path(
     post, path = "/reviews/{review}/release", tag = "reviews", operation_id = "release_review",
     params(("review" = String, Path, description = "The review")), request_body(content = ClaimBody),
@@ -235,15 +236,16 @@ pub async fn release(
     path: PathParams,
     JsonBody(body): JsonBody<ClaimBody>,
 ) -> ApiResult<Json<ReviewView>> {
-    let (who, id) = (caller.reviews()?, named(&path)?);
-    let by = caller.reviewer(body.reviewer)?;
-    let review = app.tenure.claim_review(&who, &id, None, Some(&by), Default::default()).await?;
-    Ok(Json(ReviewView::of(&app.tenure.review(&who, &id).await?.0, &review)))
+    let principal = caller.reviews()?;
+    let id = review_id(&path)?;
+    let reviewer = caller.reviewer(body.reviewer)?;
+    let review = app.tenure.claim_review(&principal, &id, None, Some(&reviewer), Default::default()).await?;
+    Ok(Json(ReviewView::of(&app.tenure.review(&principal, &id).await?.0, &review)))
 }
 
 /// Decide a review
 ///
-/// It is recorded in the session's metadata under `hitl_decisions`. With the last open one, the run goes on.
+/// The decision is recorded in the session's metadata under `hitl_decisions`. When no review is open any more, the run resumes.
 #[utoipa::path(
     post, path = "/reviews/{review}/decision", tag = "reviews", operation_id = "decide_review",
     params(("review" = String, Path, description = "The review")), request_body(content = DecisionBody),
@@ -252,20 +254,21 @@ pub async fn release(
 pub async fn decide(
     State(app): State<AppState>,
     caller: Caller,
-    in_hand: Option<Extension<LocalAccess>>,
+    local_access: Option<Extension<LocalAccess>>,
     path: PathParams,
     JsonBody(body): JsonBody<DecisionBody>,
 ) -> ApiResult<Json<ReviewView>> {
-    let (who, id) = (caller.reviews()?, named(&path)?);
+    let principal = caller.reviews()?;
+    let id = review_id(&path)?;
     let reviewer = caller.reviewer(body.reviewer)?;
     let DecisionBody { decision, notes, arguments, .. } = body;
-    let verdict = ReviewInput { decision, reviewer, notes, arguments: arguments.map(Value::Object) };
-    let review = app.tenure.decide(&who, &id, &verdict).await?;
-    let (head, _) = app.tenure.review(&who, &id).await?;
+    let input = ReviewInput { decision, reviewer, notes, arguments: arguments.map(Value::Object) };
+    let review = app.tenure.decide(&principal, &id, &input).await?;
+    let (head, _) = app.tenure.review(&principal, &id).await?;
     let view = ReviewView::of(&head, &review);
     // A command with direct access to the store exits soon; its run is left to a server, which has the models
     // and tools.
-    if in_hand.is_none() && head.reviews.is_empty() && head.run.is_some() {
+    if local_access.is_none() && head.reviews.is_empty() && head.run.is_some() {
         runs::take(&app, head);
     }
     Ok(Json(view))

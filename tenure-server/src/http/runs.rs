@@ -27,11 +27,11 @@ use tenure::{
 use tokio::sync::{mpsc, oneshot};
 use utoipa::{IntoParams, ToSchema};
 
-/// A run to be.
+/// A run to start.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewRun {
-    /// What is said first; nothing: it goes on where the session stands.
+    /// Messages to append first; if omitted, the run continues from the session's end.
     #[serde(default)]
     #[schema(value_type = Option<Vec<Object>>)]
     messages: Option<Vec<Box<serde_json::value::RawValue>>>,
@@ -54,7 +54,7 @@ pub struct NewRun {
     on_busy: Option<OnBusy>,
 }
 
-/// How a run is waited for.
+/// The response mode of a new run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Wait {
@@ -76,7 +76,7 @@ pub struct RunWhole {
     /// Its last answer.
     #[schema(value_type = Option<Object>)]
     answer: Option<Value>,
-    /// What a person has to decide before it can go on.
+    /// The open reviews that block the run.
     reviews: Vec<String>,
 }
 
@@ -99,9 +99,9 @@ pub struct EventList {
     /// The events, oldest first: `seq`, `created_at`, `type`, and what it is about.
     #[schema(value_type = Vec<Object>)]
     data: Vec<Value>,
-    /// What to give as `after` for what comes next.
+    /// The value of `after` for the next events.
     next_cursor: Option<String>,
-    /// Whether nothing more will come.
+    /// Whether the run is over and no more events follow.
     over: bool,
 }
 
@@ -119,24 +119,24 @@ pub struct EventCursor {
 /// restarted, and on another node when its own is gone.
 #[utoipa::path(
     post, path = "/sessions/{id}/runs", tag = "runs", operation_id = "create_run",
-    params(("id" = String, Path, description = "The session"), ("Idempotency-Key" = Option<String>, Header, description = "The same key with the same body is one run")),
+    params(("id" = String, Path, description = "The session"), ("Idempotency-Key" = Option<String>, Header, description = "Requests with the same key and body start one run")),
     request_body(content = NewRun),
     responses(
-        (status = 200, description = "It stopped: it is completed, failed, cancelled, or waits for a person (`paused`)", content((RunWhole = "application/json"), (String = "text/event-stream"))),
-        (status = 202, description = "It is on its way (`background`)", body = RunWhole),
-        (status = 400, description = "Something in the request is wrong", body = ErrorBody),
-        (status = 401, description = "No key, or an unknown one", body = ErrorBody),
-        (status = 403, description = "The key does not allow it", body = ErrorBody),
+        (status = 200, description = "The run ended (`completed`, `failed`, `cancelled`) or waits for review (`paused`)", content((RunWhole = "application/json"), (String = "text/event-stream"))),
+        (status = 202, description = "The run was started (`background`)", body = RunWhole),
+        (status = 400, description = "Invalid request", body = ErrorBody),
+        (status = 401, description = "Missing or unknown API key", body = ErrorBody),
+        (status = 403, description = "The API key lacks the required right", body = ErrorBody),
         (status = 404, description = "No such session or model", body = ErrorBody),
-        (status = 408, description = "The body came too slowly; nothing was changed", body = ErrorBody),
+        (status = 408, description = "Timeout while reading the body; nothing was changed", body = ErrorBody),
         (status = 409, description = "The session is busy or paused", body = ErrorBody),
         (status = 410, description = "The session has expired or was deleted", body = ErrorBody),
-        (status = 413, description = "Over a limit", body = ErrorBody),
-        (status = 415, description = "Not JSON", body = ErrorBody),
-        (status = 422, description = "The idempotency key came with another body before", body = ErrorBody),
-        (status = 429, description = "Too many requests wait for the session", body = ErrorBody),
-        (status = 500, description = "What is stored there is damaged (`corrupt`)", body = ErrorBody),
-        (status = 503, description = "The store is not available", body = ErrorBody),
+        (status = 413, description = "A size limit was exceeded", body = ErrorBody),
+        (status = 415, description = "The content type is not JSON", body = ErrorBody),
+        (status = 422, description = "The idempotency key was used with a different body", body = ErrorBody),
+        (status = 429, description = "Too many requests are queued for the session", body = ErrorBody),
+        (status = 500, description = "The stored data is corrupt (`corrupt`)", body = ErrorBody),
+        (status = 503, description = "The store is unavailable", body = ErrorBody),
         (status = 507, description = "The disk is full", body = ErrorBody),
     )
 )]
@@ -147,12 +147,12 @@ pub async fn create(
     headers: HeaderMap,
     JsonBody(body): JsonBody<NewRun>,
 ) -> ApiResult<Response> {
-    let who = caller.writes()?;
+    let principal = caller.writes()?;
     caller.admit_model_call(&app.rate_limits)?;
-    let head = app.tenure.live(&who, &id).await?;
+    let head = app.tenure.live(&principal, &id).await?;
     let model = match body.model.clone() {
         Some(name) => name,
-        None => session_model(&app, &who, &head).await?,
+        None => session_model(&app, &principal, &head).await?,
     };
     if app.models.get(&model).is_none() {
         return Err(unknown_model(&app.models, &model));
@@ -160,13 +160,13 @@ pub async fn create(
     let mode = body.mode;
     let request = body.into_request(id.clone(), model, app.config.sessions.on_busy, &headers)?;
     if let Some((key, body)) = &request.idempotency
-        && let Some((_, run)) = app.tenure.started(&who, key, body).await?
+        && let Some((_, run)) = app.tenure.started(&principal, key, body).await?
     {
-        return again(&app, &who, &id, &run, mode).await;
+        return respond_to_repeat(&app, &principal, &id, &run, mode).await;
     }
-    match open(&app, &who, &id, request).await? {
-        TurnStart::Turn(turn) => begin(&app, &who, *turn, mode, caller.token_meter(&app.rate_limits)).await,
-        TurnStart::Before { run, .. } => whole(&app, &who, &id, &run, StatusCode::OK).await,
+    match open(&app, &principal, &id, request).await? {
+        TurnStart::Turn(turn) => execute(&app, &principal, *turn, mode, caller.token_meter(&app.rate_limits)).await,
+        TurnStart::Before { run, .. } => run_response(&app, &principal, &id, &run, StatusCode::OK).await,
     }
 }
 
@@ -188,15 +188,18 @@ impl NewRun {
         let options = Value::Object(self.options.unwrap_or_default());
         let detail = jobs::runs::detail(&model, &serde_json::from_value(options).unwrap_or_default());
         if detail.is_empty() {
-            return Err(ApiError::too_large("options", "the options are too long; send less"));
+            return Err(ApiError::too_large("options", "`options` is larger than 64 KiB; send less"));
         }
         let on_busy = self.on_busy.unwrap_or(on_busy);
         if on_busy == OnBusy::Branch {
-            return Err(ApiError::invalid("on_busy", "a run stays in its session; use queue, reject or interrupt"));
+            return Err(ApiError::invalid(
+                "on_busy",
+                "`branch` is not supported for runs; use queue, reject or interrupt",
+            ));
         }
         let idempotency = idempotency_key(headers)?.map(|key| {
-            let said: Vec<&str> = messages.iter().map(Message::as_str).collect();
-            (key, blake3::hash(json!([id, said, detail]).to_string().as_bytes()).to_hex().to_string())
+            let contents: Vec<&str> = messages.iter().map(Message::as_str).collect();
+            (key, blake3::hash(json!([id, contents, detail]).to_string().as_bytes()).to_hex().to_string())
         });
         Ok(TurnRequest {
             session: Some(id),
@@ -213,87 +216,94 @@ impl NewRun {
 }
 
 /// Opens a run: with messages as a new turn, without messages from the current end of the session.
-async fn open(app: &AppState, who: &Principal, id: &SessionId, request: TurnRequest) -> ApiResult<TurnStart> {
+async fn open(app: &AppState, principal: &Principal, id: &SessionId, request: TurnRequest) -> ApiResult<TurnStart> {
     if request.messages.is_empty() {
-        let turn = app.tenure.go_on(who, id, request.on_busy, request.detail).await?;
+        let turn = app.tenure.go_on(principal, id, request.on_busy, request.detail).await?;
         return Ok(TurnStart::Turn(Box::new(turn)));
     }
-    Ok(app.tenure.turn(who, request).await?)
+    Ok(app.tenure.turn(principal, request).await?)
 }
 
 /// The model for a run whose request names none: the session's preferred model, else the default.
-async fn session_model(app: &AppState, who: &Principal, head: &Head) -> ApiResult<String> {
-    let preferred = sessions::preferred_models(app, who, head).await?;
+async fn session_model(app: &AppState, principal: &Principal, head: &Head) -> ApiResult<String> {
+    let preferred = sessions::preferred_models(app, principal, head).await?;
     Ok(preferred.into_iter().next().unwrap_or_else(|| app.models.default_name().to_owned()))
 }
 
 /// Responds to a repeated idempotency key: the existing run is awaited or streamed, and no new one is started.
 /// If no node executes it, the recovery loop takes it over.
-async fn again(app: &AppState, who: &Principal, id: &SessionId, run: &RunId, wait: Wait) -> ApiResult<Response> {
+async fn respond_to_repeat(
+    app: &AppState,
+    principal: &Principal,
+    id: &SessionId,
+    run: &RunId,
+    wait: Wait,
+) -> ApiResult<Response> {
     match wait {
-        Wait::Stream => Ok(events(app.clone(), who.clone(), id.clone(), run.clone(), 0, None)),
-        Wait::Background => whole(app, who, id, run, StatusCode::ACCEPTED).await,
+        Wait::Stream => Ok(events(app.clone(), principal.clone(), id.clone(), run.clone(), 0, None)),
+        Wait::Background => run_response(app, principal, id, run, StatusCode::ACCEPTED).await,
         Wait::Wait => loop {
-            let (head, found) = app.tenure.run(who, id, run).await?;
-            if found.ended.is_some() || !head.reviews.is_empty() {
-                return whole(app, who, id, run, StatusCode::OK).await;
+            let (head, current) = app.tenure.run(principal, id, run).await?;
+            if current.ended.is_some() || !head.reviews.is_empty() {
+                return run_response(app, principal, id, run, StatusCode::OK).await;
             }
-            app.tenure.changed(who, id, head.seq).await?;
+            app.tenure.changed(principal, id, head.seq).await?;
         },
     }
 }
 
 /// Executes a run in the background and responds in the requested mode.
-async fn begin(
+async fn execute(
     app: &AppState,
-    who: &Principal,
+    principal: &Principal,
     turn: OpenRun,
     wait: Wait,
     meter: Option<TokenMeter>,
 ) -> ApiResult<Response> {
-    let (id, run) = (turn.session_id.clone(), turn.run.clone());
+    let id = turn.session_id.clone();
+    let run = turn.run.clone();
     tracing::Span::current().record("session_id", id.as_str());
-    let (pieces, heard) = mpsc::channel(super::chat::MAX_PIECES);
-    let (end, ended) = oneshot::channel::<Result<TurnOutcome, TurnError>>();
-    let here = app.clone();
+    let (events_tx, events_rx) = mpsc::channel(super::chat::MAX_PIECES);
+    let (ended_tx, ended) = oneshot::channel::<Result<TurnOutcome, TurnError>>();
+    let state = app.clone();
     app.tasks.spawn(async move {
-        let outcome = jobs::runs::work(&here, turn, (wait == Wait::Stream).then_some(pieces), meter).await;
-        let _ = end.send(outcome);
+        let outcome = jobs::runs::work(&state, turn, (wait == Wait::Stream).then_some(events_tx), meter).await;
+        let _ = ended_tx.send(outcome);
     });
     match wait {
-        Wait::Background => whole(app, who, &id, &run, StatusCode::ACCEPTED).await,
-        Wait::Stream => Ok(events(app.clone(), who.clone(), id, run, 0, Some(heard))),
+        Wait::Background => run_response(app, principal, &id, &run, StatusCode::ACCEPTED).await,
+        Wait::Stream => Ok(events(app.clone(), principal.clone(), id, run, 0, Some(events_rx))),
         Wait::Wait => {
             // The outcome is read from the session.
             let _ = ended.await;
-            whole(app, who, &id, &run, StatusCode::OK).await
+            run_response(app, principal, &id, &run, StatusCode::OK).await
         }
     }
 }
 
-async fn whole(
+async fn run_response(
     app: &AppState,
-    who: &Principal,
+    principal: &Principal,
     id: &SessionId,
     run: &RunId,
     status: StatusCode,
 ) -> ApiResult<Response> {
-    let found = app.tenure.view(who, id, |session| {
-        let found = session.run(run)?;
-        let said = session.messages.iter().rev().find(|m| m.run.as_ref() == Some(run));
-        let answer = said.filter(|m| m.message.role() == tenure::Role::Assistant).map(|m| m.message.to_value());
+    let response = app.tenure.view(principal, id, |session| {
+        let state = session.run(run)?;
+        let last = session.messages.iter().rev().find(|m| m.run.as_ref() == Some(run));
+        let answer = last.filter(|m| m.message.role() == tenure::Role::Assistant).map(|m| m.message.to_value());
         let open = session.open_reviews().filter(|r| r.opened.run.as_ref() == Some(run));
         let reviews = open.map(|r| r.opened.review.to_string()).collect();
-        Some((session.seq, RunWhole { run: RunView::of(found, session.head()), answer, reviews }))
+        Some((session.seq, RunWhole { run: RunView::of(state, session.head()), answer, reviews }))
     });
-    match found.await? {
+    match response.await? {
         Some((seq, run)) => Ok(view::json(status, Some(seq), view::text(&run))),
         None => Err(tenure::Error::NoSuchRun { session_id: id.clone(), run: run.clone() }.into()),
     }
 }
 
-fn named(named: &PathParams) -> ApiResult<RunId> {
-    Ok(RunId::new(named.get("run")?)?)
+fn run_id(path: &PathParams) -> ApiResult<RunId> {
+    Ok(RunId::new(path.get("run")?)?)
 }
 
 /// List runs
@@ -307,17 +317,17 @@ pub async fn list(
     caller: Caller,
     SessionPath(id): SessionPath,
 ) -> ApiResult<Json<RunList>> {
-    let who = caller.reads()?;
+    let principal = caller.reads()?;
     let view = |session: &tenure::Session| session.runs.iter().map(|r| RunView::of(r, session.head())).collect();
-    let data = app.tenure.browsing(&who).view(&who, &id, view).await?;
+    let data = app.tenure.browsing(&principal).view(&principal, &id, view).await?;
     Ok(Json(RunList { object: "list", data, next_cursor: None }))
 }
 
-/// Look at a run
+/// Get a run
 #[utoipa::path(
     get, path = "/sessions/{id}/runs/{run}", tag = "runs", operation_id = "get_run",
     params(("id" = String, Path, description = "The session"), ("run" = String, Path, description = "The run")),
-    responses((status = 200, description = "Where it stands, and its last answer", body = RunWhole), Reading)
+    responses((status = 200, description = "The run's status and last answer", body = RunWhole), Reading)
 )]
 pub async fn get(
     State(app): State<AppState>,
@@ -325,7 +335,7 @@ pub async fn get(
     SessionPath(id): SessionPath,
     path: PathParams,
 ) -> ApiResult<Response> {
-    whole(&app, &caller.reads()?, &id, &named(&path)?, StatusCode::OK).await
+    run_response(&app, &caller.reads()?, &id, &run_id(&path)?, StatusCode::OK).await
 }
 
 /// Follow a run
@@ -349,25 +359,26 @@ pub async fn follow(
     headers: HeaderMap,
     QueryParams(after): QueryParams<EventCursor>,
 ) -> ApiResult<Response> {
-    let (who, run) = (caller.reads()?, named(&path)?);
+    let principal = caller.reads()?;
+    let run = run_id(&path)?;
     let last = header_text(&headers, "last-event-id")?.filter(|t| !t.is_empty());
     let last = last.map(|t| t.parse::<Seq>()).transpose();
-    let last = last.map_err(|_| ApiError::invalid("Last-Event-ID", "it must be the number of an event"))?;
+    let last = last.map_err(|_| ApiError::invalid("Last-Event-ID", "it must be the id of an event, a number"))?;
     let after = last.or(after.after).unwrap_or(0);
     // Errors must be detected before the response headers are sent.
-    let first = app.tenure.follow(&who, &id, &run, after, PAGE).await?;
+    let first = app.tenure.follow(&principal, &id, &run, after, PAGE).await?;
     if header_hint(&headers, "accept").is_some_and(|a| a.contains("application/json")) {
         let next = first.records.last().map_or(after, |r| r.seq);
         let data = first.records.iter().map(event).collect();
         let list = EventList { object: "list", data, next_cursor: Some(next.to_string()), over: first.over };
         return Ok(Json(list).into_response());
     }
-    Ok(events(app, who, id, run, after, None))
+    Ok(events(app, principal, id, run, after, None))
 }
 
-/// Stop a run
+/// Cancel a run
 ///
-/// What happened is kept. Tools that were called are not undone.
+/// Stored results stay. Tool calls that were made are not undone.
 #[utoipa::path(
     post, path = "/sessions/{id}/runs/{run}/cancel", tag = "runs", operation_id = "cancel_run",
     params(("id" = String, Path, description = "The session"), ("run" = String, Path, description = "The run")),
@@ -379,18 +390,19 @@ pub async fn cancel(
     SessionPath(id): SessionPath,
     path: PathParams,
 ) -> ApiResult<Response> {
-    let (who, run) = (caller.writes()?, named(&path)?);
-    app.tenure.cancel(&who, &id, &run).await?;
-    whole(&app, &who, &id, &run, StatusCode::OK).await
+    let principal = caller.writes()?;
+    let run = run_id(&path)?;
+    app.tenure.cancel(&principal, &id, &run).await?;
+    run_response(&app, &principal, &id, &run, StatusCode::OK).await
 }
 
-/// Go on after a run
+/// Resume after a run
 ///
 /// Goes on from where a run that failed or was stopped has left the session, with what it was started with. This is a run of its own.
 #[utoipa::path(
     post, path = "/sessions/{id}/runs/{run}/resume", tag = "runs", operation_id = "resume_run",
     params(("id" = String, Path, description = "The session"), ("run" = String, Path, description = "The run")),
-    responses((status = 202, description = "A new run is on its way", body = RunWhole), view::Ending)
+    responses((status = 202, description = "A new run was started", body = RunWhole), view::Ending)
 )]
 pub async fn resume(
     State(app): State<AppState>,
@@ -398,21 +410,23 @@ pub async fn resume(
     SessionPath(id): SessionPath,
     path: PathParams,
 ) -> ApiResult<Response> {
-    let (who, run) = (caller.writes()?, named(&path)?);
+    let principal = caller.writes()?;
+    let run = run_id(&path)?;
     caller.admit_model_call(&app.rate_limits)?;
-    let (head, found) = app.tenure.run(&who, &id, &run).await?;
-    if found.ended.is_none() {
-        let message = match head.reviews.is_empty() {
-            true => "the run is still on; follow its events",
-            false => "the run waits for a person; decide its reviews (GET /reviews), and it goes on by itself",
+    let (head, previous) = app.tenure.run(&principal, &id, &run).await?;
+    if previous.ended.is_none() {
+        let message = if head.reviews.is_empty() {
+            "the run is still in progress; follow its events"
+        } else {
+            "the run is waiting for review; it resumes when its reviews (GET /reviews) are decided"
         };
         return Err(ApiError::new(StatusCode::CONFLICT, "run_not_ended", message));
     }
-    let mut detail = found.detail;
+    let mut detail = previous.detail;
     if !detail.contains_key("model") {
-        let model = session_model(&app, &who, &head).await?;
+        let model = session_model(&app, &principal, &head).await?;
         detail = jobs::runs::detail(&model, &RawObject::default());
     }
-    let turn = app.tenure.go_on(&who, &id, OnBusy::Reject, detail).await?;
-    begin(&app, &who, turn, Wait::Background, caller.token_meter(&app.rate_limits)).await
+    let turn = app.tenure.go_on(&principal, &id, OnBusy::Reject, detail).await?;
+    execute(&app, &principal, turn, Wait::Background, caller.token_meter(&app.rate_limits)).await
 }

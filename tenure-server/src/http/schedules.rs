@@ -10,7 +10,7 @@ use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// Something that runs by the clock.
+/// A schedule and its state.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ScheduleView {
     /// Its name.
@@ -19,9 +19,9 @@ pub struct ScheduleView {
     cron: String,
     /// The time zone of the cron expression.
     timezone: String,
-    /// Who is asked.
+    /// The assistant that runs.
     assistant: String,
-    /// The session that is always gone on with; `null`: a fresh one each time.
+    /// The session that all runs use; `null` means a new session for each run.
     session_id: Option<String>,
     /// When it is due next.
     #[schema(format = DateTime)]
@@ -39,7 +39,7 @@ pub struct ScheduleView {
     missed: Vec<MissedView>,
 }
 
-/// A time at which it did not run.
+/// A due time at which a schedule did not run.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct MissedView {
     /// When it was due.
@@ -49,7 +49,7 @@ pub struct MissedView {
     why: String,
 }
 
-/// What runs by the clock.
+/// All schedules of the tenant.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ScheduleList {
     /// `list`.
@@ -68,9 +68,9 @@ pub struct ScheduleList {
     responses((status = 200, description = "All of the tenant's", body = ScheduleList), Asking)
 )]
 pub async fn list(State(app): State<AppState>, caller: Caller) -> ApiResult<Json<ScheduleList>> {
-    let who = caller.reads()?;
+    let principal = caller.reads()?;
     let mut data = Vec::new();
-    for compiled in app.schedules.iter().filter(|p| p.schedule.tenant == who.tenant.as_str()) {
+    for compiled in app.schedules.iter().filter(|p| p.schedule.tenant == principal.tenant.as_str()) {
         let state = ScheduleJob::new(&app, compiled).state().await?;
         let schedule = compiled.schedule.clone();
         let missed = state.missed.into_iter().map(|m| MissedView { at: m.at.to_string(), why: m.why });

@@ -19,7 +19,7 @@ pub struct MatchView {
     object: &'static str,
     /// The session.
     session_id: String,
-    /// Whose it is.
+    /// The user who owns the session.
     user: String,
     /// Its title.
     title: Option<String>,
@@ -30,7 +30,7 @@ pub struct MatchView {
     position: Option<usize>,
     /// Its record.
     seq: Option<Seq>,
-    /// Who said it.
+    /// The role of the message.
     #[schema(value_type = Option<String>)]
     role: Option<Role>,
     /// The time of the message.
@@ -44,25 +44,25 @@ pub struct MatchView {
 }
 
 impl From<SearchHit> for MatchView {
-    fn from(found: SearchHit) -> Self {
-        let said = found.said.as_ref();
+    fn from(hit: SearchHit) -> Self {
+        let message = hit.said.as_ref();
         Self {
             object: "match",
-            session_id: found.session_id.to_string(),
-            user: found.user.to_string(),
-            active_at: found.active_at.to_string(),
-            position: said.map(|s| s.position),
-            seq: said.map(|s| s.seq),
-            role: said.map(|s| s.role),
-            created_at: said.map(|s| s.at.to_string()),
-            title: found.title,
-            snippet: found.snippet,
-            highlights: found.highlights,
+            session_id: hit.session_id.to_string(),
+            user: hit.user.to_string(),
+            active_at: hit.active_at.to_string(),
+            position: message.map(|m| m.position),
+            seq: message.map(|m| m.seq),
+            role: message.map(|m| m.role),
+            created_at: message.map(|m| m.at.to_string()),
+            title: hit.title,
+            snippet: hit.snippet,
+            highlights: hit.highlights,
         }
     }
 }
 
-/// What was found so far.
+/// A page of search results.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct MatchList {
     /// `list`.
@@ -71,11 +71,11 @@ pub struct MatchList {
     data: Vec<MatchView>,
     /// Where to go on; `null` when everything was looked at. A page may have nothing, and the next one something.
     next_cursor: Option<String>,
-    /// How many sessions were looked at for this page.
+    /// The number of sessions scanned for this page.
     looked_at: usize,
     /// Whether the page ended because much was read for it, before it had `limit` matches: go on with `next_cursor`.
     cut: bool,
-    /// Sessions that could not be looked at because they are damaged.
+    /// Sessions that were skipped because their data is corrupt.
     damaged: Vec<String>,
 }
 
@@ -92,7 +92,7 @@ impl From<SearchPage> for MatchList {
     }
 }
 
-/// Look for words in what was said
+/// Search messages and titles
 ///
 /// In messages, tool calls and titles; the session that was active last first, and in it what was said last. All words must be in one
 /// message, without case and accents; `"words in quotes"` follow each other; `begin*` may go on. What was rewound is not found, nor what is redacted.
@@ -104,33 +104,33 @@ impl From<SearchPage> for MatchList {
         ("q" = String, Query, description = "What to look for"),
         ("role" = Option<String>, Query, description = "Only what was said by `user`, `assistant`, `tool`, `system` or `developer`"),
         ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "At most so many matches; 20 if not given"),
-        ("cursor" = Option<String>, Query, description = "The `next_cursor` of the page before"),
+        ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page"),
         ("assistant_id" = Option<String>, Query, description = "In sessions of this assistant"),
         ("thread_id" = Option<String>, Query, description = "In sessions of this chat thread"),
         ("user" = Option<String>, Query, description = "In sessions of this user; for administrators"),
         ("status" = Option<String>, Query, description = "`active`, `paused`, `expired`, `deleted`; several with commas"),
         ("created_after" = Option<String>, Query, description = "In sessions created at or after this RFC 3339 time"),
         ("created_before" = Option<String>, Query, description = "In sessions created before this RFC 3339 time"),
-        ("tag" = Option<Vec<String>>, Query, description = "In sessions with this tag; repeatable, all must be there"),
-        ("title" = Option<String>, Query, description = "In sessions with this text in the title, whatever its case"),
+        ("tag" = Option<Vec<String>>, Query, description = "In sessions with this tag; repeatable, all must match"),
+        ("title" = Option<String>, Query, description = "In sessions whose title contains this text (case-insensitive)"),
     ),
     responses((status = 200, description = "A page", body = MatchList), Asking)
 )]
-pub async fn find(State(app): State<AppState>, caller: Caller, mut pairs: StrictQuery) -> ApiResult<Json<MatchList>> {
-    let who = caller.reads()?;
-    let text = pairs.one("q")?.ok_or_else(|| ApiError::invalid("q", "`q` is missing: what to look for"))?;
-    let role = pairs.one("role")?.map(|word| role(&word)).transpose()?;
-    let cursor = pairs.one("cursor")?.map(|c| c.parse::<SearchCursor>()).transpose()?;
-    if pairs.one("offset")?.is_some() {
-        return Err(ApiError::invalid("offset", "\"offset\" is not a parameter of this route; page on with `cursor`"));
+pub async fn find(State(app): State<AppState>, caller: Caller, mut params: StrictQuery) -> ApiResult<Json<MatchList>> {
+    let principal = caller.reads()?;
+    let text = params.one("q")?.ok_or_else(|| ApiError::invalid("q", "`q` is missing; send the search terms"))?;
+    let role = params.one("role")?.map(|word| parse_role(&word)).transpose()?;
+    let cursor = params.one("cursor")?.map(|c| c.parse::<SearchCursor>()).transpose()?;
+    if params.one("offset")?.is_some() {
+        return Err(ApiError::invalid("offset", "\"offset\" is not a parameter of this route; use `cursor`"));
     }
-    let query = pairs.sessions(&who, app.config.limits.max_page)?;
+    let query = params.sessions(&principal, app.config.limits.max_page)?;
     let search = SearchRequest { role, cursor, query, ..SearchRequest::new(text, 0) };
-    Ok(Json(app.tenure.browsing(&who).search_sessions(&who, &search).await?.into()))
+    Ok(Json(app.tenure.browsing(&principal).search_sessions(&principal, &search).await?.into()))
 }
 
-fn role(word: &str) -> ApiResult<Role> {
-    let known = "user, assistant, tool, system or developer";
+fn parse_role(word: &str) -> ApiResult<Role> {
+    let valid = "user, assistant, tool, system or developer";
     serde_json::from_value(word.into())
-        .map_err(|_| ApiError::invalid("role", format!("{word} is not {known}", word = excerpt(word))))
+        .map_err(|_| ApiError::invalid("role", format!("{word} is not {valid}", word = excerpt(word))))
 }

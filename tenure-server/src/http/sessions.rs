@@ -19,11 +19,11 @@ use tenure::excerpt;
 use tenure::{Patch, Principal, SessionId, Status};
 use utoipa::ToSchema;
 
-/// A session to be.
+/// A session to create.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewSession {
-    /// Its id; generated if there is none.
+    /// Its id; generated if omitted.
     #[serde(default, alias = "session_id")]
     pub id: Option<String>,
     /// The assistant it belongs to.
@@ -32,26 +32,26 @@ pub struct NewSession {
     /// The chat thread that shows it.
     #[serde(default)]
     pub thread_id: Option<String>,
-    /// The model it talks to.
+    /// The model it uses.
     #[serde(default)]
     pub model: Option<String>,
-    /// A title for people.
+    /// A human-readable title.
     #[serde(default)]
     pub title: Option<String>,
-    /// Words to find it by.
+    /// Tags for filtering.
     #[serde(default)]
     pub tags: Option<Vec<String>>,
-    /// Anything else.
+    /// Arbitrary metadata.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Map<String, Value>>,
 }
 
-/// What to change; what is left out stays, `null` removes.
+/// Fields to change: omitted fields stay, `null` removes.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SessionPatch {
-    /// A title for people.
+    /// A human-readable title.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     title: Patch<String>,
@@ -59,7 +59,7 @@ pub struct SessionPatch {
     #[serde(default)]
     #[schema(value_type = Option<Vec<String>>)]
     tags: Patch<Vec<String>>,
-    /// The model it talks to.
+    /// The model it uses.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     model: Patch<String>,
@@ -73,7 +73,7 @@ pub struct SessionPatch {
     status: Option<Status>,
 }
 
-/// What became of a session.
+/// The result of deleting a session.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct SessionDeleted {
     id: String,
@@ -85,14 +85,14 @@ pub struct SessionDeleted {
 }
 
 /// Creates a session. The assistant that it names must exist, and its workspace must be valid.
-pub(super) async fn begin(app: &App, who: &Principal, body: NewSession) -> ApiResult<tenure::Session> {
+pub(super) async fn begin(app: &App, principal: &Principal, body: NewSession) -> ApiResult<tenure::Session> {
     if let Some(name) = &body.assistant_id
-        && app.tenure.assistant(who, name).await?.is_none()
+        && app.tenure.assistant(principal, name).await?.is_none()
     {
         let message = format!("there is no assistant {name:?}; GET /assistants lists them");
         return Err(ApiError::not_found(message).with_param("assistant_id"));
     }
-    sessions::check_workspace(app, who, body.metadata.as_ref().unwrap_or(&Map::new())).await?;
+    sessions::check_workspace(app, principal, body.metadata.as_ref().unwrap_or(&Map::new())).await?;
     let new = tenure::NewSession {
         id: body.id.map(SessionId::new).transpose()?,
         assistant: body.assistant_id,
@@ -102,14 +102,14 @@ pub(super) async fn begin(app: &App, who: &Principal, body: NewSession) -> ApiRe
         tags: body.tags.unwrap_or_default(),
         metadata: body.metadata.unwrap_or_default(),
     };
-    Ok(app.tenure.create(who, new).await?)
+    Ok(app.tenure.create(principal, new).await?)
 }
 
-/// Begin a session
+/// Create a session
 #[utoipa::path(
     post, path = "/sessions", tag = "sessions", operation_id = "create_session",
     request_body(content = NewSession),
-    responses((status = 201, description = "It has begun", body = SessionView), Making)
+    responses((status = 201, description = "The session was created", body = SessionView), Making)
 )]
 pub async fn create(
     State(app): State<AppState>,
@@ -127,27 +127,27 @@ pub async fn create(
 #[utoipa::path(
     get, path = "/sessions", tag = "sessions", operation_id = "list_sessions",
     params(
-        ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "At most so many; 20 if not given"),
-        ("cursor" = Option<String>, Query, description = "The `next_cursor` of the page before"),
-        ("offset" = Option<u32>, Query, description = "Leaves out so many, at most `max_offset` (1,000); instead of `cursor`"),
+        ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "Page size; default 20"),
+        ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page"),
+        ("offset" = Option<u32>, Query, description = "Number of sessions to skip, at most `max_offset` (1,000); instead of `cursor`"),
         ("assistant_id" = Option<String>, Query, description = "Of this assistant"),
         ("thread_id" = Option<String>, Query, description = "Of this chat thread"),
         ("user" = Option<String>, Query, description = "Of this user; for administrators"),
         ("status" = Option<String>, Query, description = "`active`, `paused`, `expired`, `deleted`; several with commas"),
         ("created_after" = Option<String>, Query, description = "Created at or after this RFC 3339 time"),
         ("created_before" = Option<String>, Query, description = "Created before this RFC 3339 time"),
-        ("tag" = Option<Vec<String>>, Query, description = "With this tag; repeatable, all must be there"),
-        ("title" = Option<String>, Query, description = "With this text in the title, whatever its case"),
+        ("tag" = Option<Vec<String>>, Query, description = "With this tag; repeatable, all must match"),
+        ("title" = Option<String>, Query, description = "Title contains this text (case-insensitive)"),
     ),
     responses((status = 200, description = "A page", body = SessionList), Asking)
 )]
-pub async fn list(State(app): State<AppState>, caller: Caller, pairs: StrictQuery) -> ApiResult<Json<SessionList>> {
-    let who = caller.reads()?;
-    let query = pairs.sessions(&who, app.config.limits.max_page)?;
-    Ok(Json(app.tenure.browsing(&who).list(&who, query).await?.into()))
+pub async fn list(State(app): State<AppState>, caller: Caller, params: StrictQuery) -> ApiResult<Json<SessionList>> {
+    let principal = caller.reads()?;
+    let query = params.sessions(&principal, app.config.limits.max_page)?;
+    Ok(Json(app.tenure.browsing(&principal).list(&principal, query).await?.into()))
 }
 
-/// Look at a session, whole
+/// Get a session with its messages
 #[utoipa::path(
     get, path = "/sessions/{id}", tag = "sessions", operation_id = "get_session",
     params(
@@ -160,11 +160,12 @@ pub async fn get(
     State(app): State<AppState>,
     caller: Caller,
     SessionPath(id): SessionPath,
-    mut pairs: StrictQuery,
+    mut params: StrictQuery,
 ) -> ApiResult<Response> {
-    let who = caller.reads()?;
-    let (mut cache, mut discarded) = (false, false);
-    for word in pairs.one("include")?.iter().flat_map(|words| words.split(',')) {
+    let principal = caller.reads()?;
+    let mut cache = false;
+    let mut discarded = false;
+    for word in params.one("include")?.iter().flat_map(|words| words.split(',')) {
         match word {
             "cache" => cache = true,
             "discarded" => discarded = true,
@@ -176,20 +177,20 @@ pub async fn get(
             }
         }
     }
-    pairs.end()?;
-    let (seq, whole) = app.tenure.browsing(&who).text(&who, &id, view::whole).await?;
+    params.end()?;
+    let (seq, rendered) = app.tenure.browsing(&principal).text(&principal, &id, view::whole).await?;
     if !cache && !discarded {
-        return Ok(view::json(StatusCode::OK, Some(seq), view::shared(whole)));
+        return Ok(view::json(StatusCode::OK, Some(seq), view::shared(rendered)));
     }
-    let mut body = whole.to_string();
+    let mut body = rendered.to_string();
     if cache {
-        let cached = app.tenure.browsing(&who).cache_entries(&who, &id).await?;
+        let cached = app.tenure.browsing(&principal).cache_entries(&principal, &id).await?;
         let cached: Vec<_> = cached.into_iter().map(CachedView::from).collect();
         body = view::with(body, &[("cache", &view::text(&cached))]);
     }
     if discarded {
-        let cut = app.tenure.browsing(&who).discarded(&who, &id).await?;
-        body = view::with(body, &[("discarded", &view::discarded(&cut))]);
+        let discarded_messages = app.tenure.browsing(&principal).discarded(&principal, &id).await?;
+        body = view::with(body, &[("discarded", &view::discarded(&discarded_messages))]);
     }
     Ok(view::json(StatusCode::OK, Some(seq), body))
 }
@@ -199,10 +200,10 @@ pub async fn get(
     patch, path = "/sessions/{id}", tag = "sessions", operation_id = "update_session",
     params(
         ("id" = String, Path, description = "The session"),
-        ("If-Match" = Option<String>, Header, description = "The `ETag` it must still have"),
+        ("If-Match" = Option<String>, Header, description = "The `ETag` that the session must have (optimistic concurrency)"),
     ),
     request_body(content = SessionPatch),
-    responses((status = 200, description = "The session after it", body = SessionView), Writing)
+    responses((status = 200, description = "The updated session", body = SessionView), Writing)
 )]
 pub async fn patch(
     State(app): State<AppState>,
@@ -211,23 +212,23 @@ pub async fn patch(
     if_match: IfMatch,
     JsonBody(body): JsonBody<SessionPatch>,
 ) -> ApiResult<Response> {
-    let who = caller.writes()?;
+    let principal = caller.writes()?;
     let SessionPatch { title, tags, model, metadata, status } = body;
-    sessions::check_workspace(&app, &who, &metadata).await?;
-    let change = tenure::SessionPatch { title, tags, model, metadata };
-    let head = if_match.on(&app.tenure).patch(&who, &id, change, status).await;
+    sessions::check_workspace(&app, &principal, &metadata).await?;
+    let changes = tenure::SessionPatch { title, tags, model, metadata };
+    let head = if_match.on(&app.tenure).patch(&principal, &id, changes, status).await;
     Ok(view::session(StatusCode::OK, &head.map_err(|e| if_match.error(e))?))
 }
 
 /// Delete a session
 ///
-/// It can be restored until its retention ends; with `purge=true` it can not. Its transcript goes with it.
+/// It can be restored until its retention ends, unless `purge=true`. Its transcript is deleted too.
 #[utoipa::path(
     delete, path = "/sessions/{id}", tag = "sessions", operation_id = "delete_session",
     params(
         ("id" = String, Path, description = "The session"),
         ("purge" = Option<bool>, Query, description = "Destroy it for good"),
-        ("If-Match" = Option<String>, Header, description = "The `ETag` it must still have"),
+        ("If-Match" = Option<String>, Header, description = "The `ETag` that the session must have (optimistic concurrency)"),
     ),
     responses((status = 200, description = "It is gone", body = SessionDeleted), Ending)
 )]
@@ -236,26 +237,26 @@ pub async fn delete(
     caller: Caller,
     SessionPath(id): SessionPath,
     if_match: IfMatch,
-    mut pairs: StrictQuery,
+    mut params: StrictQuery,
 ) -> ApiResult<Json<SessionDeleted>> {
-    let who = caller.writes()?;
-    let purged = pairs.read("purge", "true or false")?.unwrap_or(false);
-    pairs.end()?;
+    let principal = caller.writes()?;
+    let purged = params.read("purge", "true or false")?.unwrap_or(false);
+    params.end()?;
     let deletion = if purged { DeletionMode::Purge } else { DeletionMode::Restorable };
-    let deleted = sessions::delete(&app, &who, &id, deletion, if_match.0).await.map_err(|e| if_match.error(e))?;
+    let deleted = sessions::delete(&app, &principal, &id, deletion, if_match.0).await.map_err(|e| if_match.error(e))?;
     if !deleted {
         return Err(tenure::Error::NotFound { session_id: id }.into());
     }
-    let (id, session_id) = (id.to_string(), id.to_string());
-    Ok(Json(SessionDeleted { id, session_id, object: "session.deleted", deleted, purged }))
+    let session_id = id.to_string();
+    Ok(Json(SessionDeleted { id: session_id.clone(), session_id, object: "session.deleted", deleted, purged }))
 }
 
-/// Bring an expired or deleted session back
+/// Restore an expired or deleted session
 #[utoipa::path(
     post, path = "/sessions/{id}/restore", tag = "sessions", operation_id = "restore_session",
     params(
         ("id" = String, Path, description = "The session"),
-        ("If-Match" = Option<String>, Header, description = "The `ETag` it must still have"),
+        ("If-Match" = Option<String>, Header, description = "The `ETag` that the session must have (optimistic concurrency)"),
     ),
     responses((status = 200, description = "The session, active", body = SessionView), Ending)
 )]
@@ -265,7 +266,7 @@ pub async fn restore(
     SessionPath(id): SessionPath,
     if_match: IfMatch,
 ) -> ApiResult<Response> {
-    let who = caller.writes()?;
-    let head = if_match.on(&app.tenure).restore(&who, &id).await.map_err(|e| if_match.error(e))?;
+    let principal = caller.writes()?;
+    let head = if_match.on(&app.tenure).restore(&principal, &id).await.map_err(|e| if_match.error(e))?;
     Ok(view::session(StatusCode::OK, &head))
 }

@@ -23,42 +23,42 @@ use utoipa::ToSchema;
 #[utoipa::path(
     get, path = "/v1/sessions", tag = "v1", operation_id = "list_sessions_v1",
     params(
-        ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "At most so many; 20 if not given"),
-        ("cursor" = Option<String>, Query, description = "The `next_cursor` of the page before"),
-        ("offset" = Option<u32>, Query, description = "Leaves out so many, at most `max_offset` (1,000); instead of `cursor`"),
+        ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "Page size; default 20"),
+        ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page"),
+        ("offset" = Option<u32>, Query, description = "Number of sessions to skip, at most `max_offset` (1,000); instead of `cursor`"),
         ("assistant_id" = Option<String>, Query, description = "Of this assistant"),
         ("thread_id" = Option<String>, Query, description = "Of this chat thread"),
         ("user" = Option<String>, Query, description = "Of this user; for administrators"),
         ("status" = Option<String>, Query, description = "`active`, `paused`, `expired`, `deleted`; several with commas"),
         ("created_after" = Option<String>, Query, description = "Created at or after this RFC 3339 time"),
         ("created_before" = Option<String>, Query, description = "Created before this RFC 3339 time"),
-        ("tag" = Option<Vec<String>>, Query, description = "With this tag; repeatable, all must be there"),
-        ("title" = Option<String>, Query, description = "With this text in the title, whatever its case"),
+        ("tag" = Option<Vec<String>>, Query, description = "With this tag; repeatable, all must match"),
+        ("title" = Option<String>, Query, description = "Title contains this text (case-insensitive)"),
     ),
     responses((status = 200, description = "A page", body = SessionList), Asking)
 )]
-pub async fn list(State(app): State<AppState>, caller: Caller, pairs: StrictQuery) -> ApiResult<Json<SessionList>> {
-    let who = caller.reads()?;
-    let query = pairs.sessions(&who, app.config.limits.max_page)?;
-    Ok(Json(app.tenure.browsing(&who).list(&who, query).await?.into()))
+pub async fn list(State(app): State<AppState>, caller: Caller, params: StrictQuery) -> ApiResult<Json<SessionList>> {
+    let principal = caller.reads()?;
+    let query = params.sessions(&principal, app.config.limits.max_page)?;
+    Ok(Json(app.tenure.browsing(&principal).list(&principal, query).await?.into()))
 }
 
 /// Maps an expired or deleted session to not found, as clients of these routes expect.
-fn not_there(e: Error) -> Error {
+fn gone_as_not_found(e: Error) -> Error {
     match e {
         Error::Gone { session_id, .. } => Error::NotFound { session_id },
         other => other,
     }
 }
 
-/// A session as it travels.
+/// An exported session.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ExportView {
-    /// The form of the export.
+    /// The format of the export.
     tenure: u32,
     /// Its id.
     session_id: String,
-    /// What was said, media included, each message as it was given.
+    /// The messages including media, each as it was sent.
     #[schema(value_type = Vec<Object>)]
     messages: Vec<Value>,
     /// The pictures that are in the messages, base64.
@@ -77,8 +77,8 @@ pub struct ExportView {
     responses((status = 200, description = "The session", body = ExportView), Finding)
 )]
 pub async fn get(State(app): State<AppState>, caller: Caller, SessionPath(id): SessionPath) -> ApiResult<Response> {
-    let who = caller.reads()?;
-    let session = app.tenure.browsing(&who).load(&who, &id).await.map_err(not_there)?;
+    let principal = caller.reads()?;
+    let session = app.tenure.browsing(&principal).load(&principal, &id).await.map_err(gone_as_not_found)?;
     let seq = session.seq;
     transfer::mistralrs_response(seq, &session.into())
 }
@@ -92,7 +92,7 @@ pub struct ReplacedView {
     seq: Seq,
     /// How many messages it has now.
     message_count: usize,
-    /// What a session has no place for.
+    /// Parts of the import that a session cannot represent.
     left_out: Vec<LeftOutView>,
 }
 
@@ -103,10 +103,10 @@ pub struct ReplacedView {
     put, path = "/v1/sessions/{id}", tag = "v1", operation_id = "import_session_v1",
     params(
         ("id" = String, Path, description = "The session"),
-        ("If-Match" = Option<String>, Header, description = "The `ETag` it must still have"),
+        ("If-Match" = Option<String>, Header, description = "The `ETag` that the session must have (optimistic concurrency)"),
     ),
     request_body(content((Object = "application/json"), (String = "application/jsonl"))),
-    responses((status = 200, description = "It is there", body = ReplacedView), Writing)
+    responses((status = 200, description = "Created", body = ReplacedView), Writing)
 )]
 pub async fn put(
     State(app): State<AppState>,
@@ -115,23 +115,27 @@ pub async fn put(
     if_match: IfMatch,
     lines: TextBody,
 ) -> ApiResult<Response> {
-    let who = caller.writes()?;
-    let mut found = transfer::read(lines.as_str(), None)?;
-    let (Some(mut one), true) = (found.pop(), found.is_empty()) else {
-        return Err(ApiError::invalid("body", "there must be one session in it; POST /sessions/import takes many"));
+    let principal = caller.writes()?;
+    let mut imports = transfer::read(lines.as_str(), None)?;
+    let (Some(mut imported), true) = (imports.pop(), imports.is_empty()) else {
+        return Err(ApiError::invalid(
+            "body",
+            "the body must contain exactly one session; POST /sessions/import accepts several",
+        ));
     };
-    sessions::check_workspace(&app, &who, &one.export.metadata).await?;
-    one.keep_model(|model| app.models.get(model).is_some());
-    let mut left_out = transfer::left_out(&id, &one);
-    if !one.export.log.is_empty() && app.tenure.head(&who, &id).await.is_ok() {
-        let (session_id, place) = (id.to_string(), "log".to_owned());
-        let why = "the session exists and has a log of its own: times, runs and reviews are not replaced".to_owned();
-        left_out.push(LeftOutView { session_id, place, why });
+    sessions::check_workspace(&app, &principal, &imported.export.metadata).await?;
+    imported.keep_model(|model| app.models.get(model).is_some());
+    let mut skipped = transfer::left_out(&id, &imported);
+    if !imported.export.log.is_empty() && app.tenure.head(&principal, &id).await.is_ok() {
+        let location = "log".to_owned();
+        let reason = "the session exists and has a log of its own: times, runs and reviews are not replaced".to_owned();
+        skipped.push(LeftOutView { session_id: id.to_string(), place: location, why: reason });
     }
-    let head = if_match.on(&app.tenure).import(&who, &id, one.export).await.map_err(|e| if_match.error(e))?;
-    let (session_id, seq, message_count) = (id.to_string(), head.seq, head.mark.messages);
-    let body = view::text(&ReplacedView { session_id, seq, message_count, left_out });
-    Ok(view::json(StatusCode::OK, Some(seq), body))
+    let head =
+        if_match.on(&app.tenure).import(&principal, &id, imported.export).await.map_err(|e| if_match.error(e))?;
+    let seq = head.seq;
+    let view = ReplacedView { session_id: id.to_string(), seq, message_count: head.mark.messages, left_out: skipped };
+    Ok(view::json(StatusCode::OK, Some(seq), view::text(&view)))
 }
 
 /// Whether a session was there.
@@ -149,16 +153,16 @@ pub struct DeletedView {
 #[utoipa::path(
     delete, path = "/v1/sessions/{id}", tag = "v1", operation_id = "delete_session_v1",
     params(("id" = String, Path, description = "The session")),
-    responses((status = 200, description = "It is not there any more", body = DeletedView), Asking)
+    responses((status = 200, description = "Not found any more", body = DeletedView), Asking)
 )]
 pub async fn delete(
     State(app): State<AppState>,
     caller: Caller,
     SessionPath(id): SessionPath,
 ) -> ApiResult<Json<DeletedView>> {
-    let who = caller.writes()?;
-    let deleted = match app.tenure.live(&who, &id).await {
-        Ok(_) => sessions::delete(&app, &who, &id, DeletionMode::Restorable, None).await?,
+    let principal = caller.writes()?;
+    let deleted = match app.tenure.live(&principal, &id).await {
+        Ok(_) => sessions::delete(&app, &principal, &id, DeletionMode::Restorable, None).await?,
         Err(Error::NotFound { .. } | Error::Gone { .. }) => false,
         Err(e) => return Err(e.into()),
     };
@@ -177,7 +181,7 @@ pub struct ForkTurns {
     turns: Option<usize>,
 }
 
-/// Branch off a new session after so many turns
+/// Fork a session after a number of turns
 #[utoipa::path(
     post, path = "/v1/sessions/{id}/fork", tag = "v1", operation_id = "fork_session_v1",
     params(("id" = String, Path, description = "The session")),
@@ -190,9 +194,9 @@ pub async fn fork(
     SessionPath(id): SessionPath,
     JsonBody(body): JsonBody<ForkTurns>,
 ) -> ApiResult<Response> {
-    let who = caller.writes()?;
+    let principal = caller.writes()?;
     let new = body.session_id.map(SessionId::new).transpose()?;
-    let at = body.turns.map_or(Point::End, Point::Turn);
-    let head = app.tenure.fork(&who, &id, at, new).await?;
+    let point = body.turns.map_or(Point::End, Point::Turn);
+    let head = app.tenure.fork(&principal, &id, point, new).await?;
     Ok(view::session(StatusCode::CREATED, &head))
 }

@@ -47,7 +47,7 @@ pub struct ThreadBody {
     params(("id" = String, Path, description = "The thread, as the other program calls it")),
     request_body(content = ThreadBody),
     responses(
-        (status = 200, description = "The one in use", body = SessionView),
+        (status = 200, description = "The thread's live session", body = SessionView),
         (status = 201, description = "A new one", body = SessionView),
         Making,
     )
@@ -55,38 +55,38 @@ pub struct ThreadBody {
 pub async fn session(
     State(app): State<AppState>,
     caller: Caller,
-    named: PathParams,
+    path: PathParams,
     JsonBody(body): JsonBody<ThreadBody>,
 ) -> ApiResult<Response> {
-    let who = caller.writes()?;
-    let thread = named.get("id")?;
+    let principal = caller.writes()?;
+    let thread = path.get("id")?;
     if body.fresh == Some(true) {
-        let made = begin(&app, &who, new(thread, &body, None)).await?;
-        return Ok(view::session(StatusCode::CREATED, made.head()));
+        let created = begin(&app, &principal, new_session(thread, &body, None)).await?;
+        return Ok(view::session(StatusCode::CREATED, created.head()));
     }
-    if let Some(head) = newest(&app, &who, thread, &body, &LIVE).await? {
+    if let Some(head) = newest(&app, &principal, thread, &body, &LIVE).await? {
         return Ok(view::session(StatusCode::OK, &head));
     }
     // Concurrent requests must get the same session. Each derives the same id from the user, thread, assistant
     // and the thread's last session, so only one creation succeeds.
-    let before = newest(&app, &who, thread, &body, &ANY).await?;
-    let id = next_id(&who, thread, body.assistant_id.as_deref(), before.as_ref());
-    match begin(&app, &who, new(thread, &body, Some(id))).await {
+    let previous = newest(&app, &principal, thread, &body, &ANY).await?;
+    let id = next_id(&principal, thread, body.assistant_id.as_deref(), previous.as_ref());
+    match begin(&app, &principal, new_session(thread, &body, Some(id))).await {
         Err(e) if e.code() == "exists" => {
-            if let Some(head) = newest(&app, &who, thread, &body, &LIVE).await? {
+            if let Some(head) = newest(&app, &principal, thread, &body, &LIVE).await? {
                 return Ok(view::session(StatusCode::OK, &head));
             }
-            let made = begin(&app, &who, new(thread, &body, None)).await?;
-            Ok(view::session(StatusCode::CREATED, made.head()))
+            let created = begin(&app, &principal, new_session(thread, &body, None)).await?;
+            Ok(view::session(StatusCode::CREATED, created.head()))
         }
-        made => Ok(view::session(StatusCode::CREATED, made?.head())),
+        created => Ok(view::session(StatusCode::CREATED, created?.head())),
     }
 }
 
 const LIVE: [Status; 2] = [Status::Active, Status::Paused];
 const ANY: [Status; 4] = [Status::Active, Status::Paused, Status::Expired, Status::Deleted];
 
-fn new(thread: &str, body: &ThreadBody, id: Option<String>) -> NewSession {
+fn new_session(thread: &str, body: &ThreadBody, id: Option<String>) -> NewSession {
     let ThreadBody { assistant_id, model, title, tags, metadata, .. } = body.clone();
     NewSession { id, assistant_id, thread_id: Some(thread.to_owned()), model, title, tags, metadata }
 }
@@ -95,18 +95,20 @@ fn new(thread: &str, body: &ThreadBody, id: Option<String>) -> NewSession {
 /// since the last sweep do not count as live.
 async fn newest(
     app: &App,
-    who: &Principal,
+    principal: &Principal,
     thread: &str,
     body: &ThreadBody,
     status: &[Status],
 ) -> ApiResult<Option<Head>> {
-    let mut query =
-        SessionQuery::new(OwnerFilter::User(who.tenant.clone(), who.user.clone()), app.config.limits.max_page.min(20));
+    let mut query = SessionQuery::new(
+        OwnerFilter::User(principal.tenant.clone(), principal.user.clone()),
+        app.config.limits.max_page.min(20),
+    );
     query.thread = Some(thread.to_owned());
     query.assistant = body.assistant_id.clone();
     query.status = status.to_vec();
     loop {
-        let page = app.tenure.list(who, query.clone()).await?;
+        let page = app.tenure.list(principal, query.clone()).await?;
         match (page.heads.into_iter().next(), page.next) {
             (Some(head), _) => return Ok(Some(head)),
             (None, None) => return Ok(None),
@@ -115,10 +117,10 @@ async fn newest(
     }
 }
 
-fn next_id(who: &Principal, thread: &str, assistant: Option<&str>, before: Option<&Head>) -> String {
-    let before = before.map_or("", |h| h.info.session_id.as_str());
+fn next_id(principal: &Principal, thread: &str, assistant: Option<&str>, previous: Option<&Head>) -> String {
+    let previous = previous.map_or("", |h| h.info.session_id.as_str());
     let mut hash = blake3::Hasher::new();
-    for part in [who.user.as_str(), thread, assistant.unwrap_or_default(), before] {
+    for part in [principal.user.as_str(), thread, assistant.unwrap_or_default(), previous] {
         hash.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
     }
     format!("thread_{}", &hash.finalize().to_hex()[..32])

@@ -38,62 +38,62 @@ pub async fn export(
     State(app): State<AppState>,
     caller: Caller,
     SessionPath(id): SessionPath,
-    mut pairs: StrictQuery,
+    mut params: StrictQuery,
 ) -> ApiResult<Response> {
-    let who = caller.reads()?;
-    let format = pairs.one("format")?;
-    pairs.end()?;
+    let principal = caller.reads()?;
+    let format = params.one("format")?;
+    params.end()?;
     let (seq, body) = match format.as_deref().unwrap_or("tenure") {
         "tenure" => {
-            let export = app.tenure.browsing(&who).export(&who, &id).await?;
+            let export = app.tenure.browsing(&principal).export(&principal, &id).await?;
             let seq = export.log.last().map_or(0, |r| r.seq);
             return Ok(view::json(StatusCode::OK, Some(seq), view::text(&export)));
         }
         "openai" => {
             let list = |s: &tenure::Session| (s.seq, format!(r#"{{"messages":{}}}"#, s.messages_json()));
-            app.tenure.browsing(&who).view(&who, &id, list).await?
+            app.tenure.browsing(&principal).view(&principal, &id, list).await?
         }
         "mistralrs" => {
-            let session = app.tenure.browsing(&who).load(&who, &id).await?;
+            let session = app.tenure.browsing(&principal).load(&principal, &id).await?;
             (session.seq, mistralrs(&session.into())?)
         }
         "jsonl" => {
-            let tenure = app.tenure.browsing(&who);
-            let lines = tenure.view(&who, &id, |s| {
+            let tenure = app.tenure.browsing(&principal);
+            let lines = tenure.view(&principal, &id, |s| {
                 let lines: String = s.messages.iter().flat_map(|m| [m.message.as_str(), "\n"]).collect();
                 (s.seq, lines)
             });
             let (seq, lines) = lines.await?;
             let mut response = view::json(StatusCode::OK, Some(seq), lines);
             response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/jsonl"));
-            return Ok(with_left_out(response, MESSAGES_LEAVE_OUT));
+            return Ok(with_skipped_header(response, SKIPPED_BY_MESSAGES));
         }
         other => {
             let message = format!("{other} is not tenure, openai, mistralrs or jsonl", other = excerpt(other));
             return Err(ApiError::invalid("format", message));
         }
     };
-    let left_out = if format.as_deref() == Some("openai") { MESSAGES_LEAVE_OUT } else { MISTRALRS_LEAVES_OUT };
-    Ok(with_left_out(view::json(StatusCode::OK, Some(seq), body), left_out))
+    let skipped = if format.as_deref() == Some("openai") { SKIPPED_BY_MESSAGES } else { SKIPPED_BY_MISTRALRS };
+    Ok(with_skipped_header(view::json(StatusCode::OK, Some(seq), body), skipped))
 }
 
 /// The response header that lists what the export format cannot represent (D-094).
 pub const LEFT_OUT: &str = "x-tenure-left-out";
 
 /// The parts of a session that a list of messages cannot represent.
-const MESSAGES_LEAVE_OUT: &str = "info,timestamps,runs,reviews,checkpoints,discarded";
+const SKIPPED_BY_MESSAGES: &str = "info,timestamps,runs,reviews,checkpoints,discarded";
 
 /// The parts of a session that the mistral.rs format cannot represent.
-const MISTRALRS_LEAVES_OUT: &str = "timestamps,runs,reviews,discarded";
+const SKIPPED_BY_MISTRALRS: &str = "timestamps,runs,reviews,discarded";
 
-fn with_left_out(mut response: Response, left_out: &'static str) -> Response {
-    response.headers_mut().insert(LEFT_OUT, HeaderValue::from_static(left_out));
+fn with_skipped_header(mut response: Response, skipped: &'static str) -> Response {
+    response.headers_mut().insert(LEFT_OUT, HeaderValue::from_static(skipped));
     response
 }
 
 /// Builds the response of a mistral.rs export, with the header that lists what it cannot represent.
 pub(super) fn mistralrs_response(seq: tenure::Seq, export: &Export) -> ApiResult<Response> {
-    Ok(with_left_out(view::json(StatusCode::OK, Some(seq), mistralrs(export)?), MISTRALRS_LEAVES_OUT))
+    Ok(with_skipped_header(view::json(StatusCode::OK, Some(seq), mistralrs(export)?), SKIPPED_BY_MISTRALRS))
 }
 
 /// Serializes an export in the format of mistral.rs (D-096).
@@ -104,9 +104,9 @@ fn mistralrs(export: &Export) -> ApiResult<String> {
 
 /// Parses the sessions in a text. If one of them is invalid, the whole text is rejected.
 pub(super) fn read(text: &str, format: Option<ImportFormat>) -> ApiResult<Vec<ImportedSession>> {
-    let found = import::read(text, format).map_err(|e| ApiError::from(e).or_param("body"))?;
-    let found: Result<Vec<ImportedSession>, Error> = found.into_iter().collect();
-    found.map_err(|e| ApiError::from(e).or_param("body"))
+    let sessions = import::read(text, format).map_err(|e| ApiError::from(e).or_param("body"))?;
+    let sessions: Result<Vec<ImportedSession>, Error> = sessions.into_iter().collect();
+    sessions.map_err(|e| ApiError::from(e).or_param("body"))
 }
 
 /// What came of an import.
@@ -114,13 +114,13 @@ pub(super) fn read(text: &str, format: Option<ImportFormat>) -> ApiResult<Vec<Im
 pub struct ImportedView {
     /// The new sessions, in the order in which they came.
     sessions: Vec<SessionView>,
-    /// What a session has no place for.
+    /// Parts of the import that a session cannot represent.
     left_out: Vec<LeftOutView>,
     /// The sessions that the same exports were imported to before. They were imported again all the same.
     duplicate_of: Vec<String>,
 }
 
-/// Something that a session has no place for.
+/// A part of an import that a session cannot represent.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct LeftOutView {
     /// The session that it was left out of.
@@ -132,13 +132,13 @@ pub struct LeftOutView {
 }
 
 /// Converts the parts of an import that a session cannot represent into views (D-094).
-pub(super) fn left_out(id: &SessionId, found: &ImportedSession) -> Vec<LeftOutView> {
-    let view = |l: &import::SkippedPart| LeftOutView {
+pub(super) fn left_out(id: &SessionId, imported: &ImportedSession) -> Vec<LeftOutView> {
+    let view = |part: &import::SkippedPart| LeftOutView {
         session_id: id.to_string(),
-        place: l.place.clone(),
-        why: l.why.clone(),
+        place: part.place.clone(),
+        why: part.why.clone(),
     };
-    found.left_out.iter().map(view).collect()
+    imported.left_out.iter().map(view).collect()
 }
 
 /// Import sessions
@@ -158,41 +158,44 @@ pub(super) fn left_out(id: &SessionId, found: &ImportedSession) -> Vec<LeftOutVi
 pub async fn import(
     State(app): State<AppState>,
     caller: Caller,
-    mut pairs: StrictQuery,
+    mut params: StrictQuery,
     lines: TextBody,
 ) -> ApiResult<Response> {
-    let who = caller.writes()?;
-    let format = pairs.one("format")?.map(|f| f.parse::<ImportFormat>()).transpose()?;
-    let mut id = pairs.one("id")?.map(SessionId::new).transpose().map_err(|e| ApiError::from(e).with_param("id"))?;
-    pairs.end()?;
-    let (text, named) = without_id(lines.as_str())?;
-    id = id.or(named);
+    let principal = caller.writes()?;
+    let format = params.one("format")?.map(|f| f.parse::<ImportFormat>()).transpose()?;
+    let mut id = params.one("id")?.map(SessionId::new).transpose().map_err(|e| ApiError::from(e).with_param("id"))?;
+    params.end()?;
+    let (text, body_id) = without_id(lines.as_str())?;
+    id = id.or(body_id);
     let mut all = read(&text, format)?;
     if all.is_empty() {
-        return Err(ApiError::invalid("body", "there is no session in it"));
+        return Err(ApiError::invalid("body", "the body contains no session"));
     }
     if all.len() > 1 && id.is_some() {
-        return Err(ApiError::invalid("id", format!("there are {} sessions, and one id", all.len())));
+        return Err(ApiError::invalid(
+            "id",
+            format!("`id` can be set for one session only, and the body contains {}", all.len()),
+        ));
     }
-    for one in &mut all {
-        one.keep_model(|model| app.models.get(model).is_some());
-        app.tenure.check_export(&who, &one.export)?;
-        sessions::check_workspace(&app, &who, &one.export.metadata).await?;
+    for imported in &mut all {
+        imported.keep_model(|model| app.models.get(model).is_some());
+        app.tenure.check_export(&principal, &imported.export)?;
+        sessions::check_workspace(&app, &principal, &imported.export.metadata).await?;
     }
     let mut view = ImportedView { sessions: Vec::new(), left_out: Vec::new(), duplicate_of: Vec::new() };
-    for one in all {
-        let before = app.tenure.imported_before(&who, &one.export).await?;
-        view.duplicate_of.extend(before.iter().map(ToString::to_string));
-        let own = one.export.session_id.clone();
-        let first = id.clone().or(own).unwrap_or_else(SessionId::generate);
-        let head = match app.tenure.import_new(&who, &first, &one.export).await {
+    for imported in all {
+        let earlier = app.tenure.imported_before(&principal, &imported.export).await?;
+        view.duplicate_of.extend(earlier.iter().map(ToString::to_string));
+        let own_id = imported.export.session_id.clone();
+        let first_id = id.clone().or(own_id).unwrap_or_else(SessionId::generate);
+        let head = match app.tenure.import_new(&principal, &first_id, &imported.export).await {
             // The session's own id is in use, perhaps by an earlier import of it.
             Err(Error::Exists { .. }) if id.is_none() => {
-                app.tenure.import_new(&who, &SessionId::generate(), &one.export).await?
+                app.tenure.import_new(&principal, &SessionId::generate(), &imported.export).await?
             }
-            done => done?,
+            result => result?,
         };
-        view.left_out.extend(left_out(&head.info.session_id, &one));
+        view.left_out.extend(left_out(&head.info.session_id, &imported));
         view.sessions.push(SessionView::from(&head));
     }
     Ok((StatusCode::CREATED, Json(view)).into_response())
@@ -203,10 +206,10 @@ pub async fn import(
 fn without_id(text: &str) -> ApiResult<(Cow<'_, str>, Option<SessionId>)> {
     let Ok(mut fields) = serde_json::from_str::<RawObject>(text) else { return Ok((text.into(), None)) };
     let Some(id) = fields.take("id") else { return Ok((text.into(), None)) };
-    let wrong = |why: String| ApiError::invalid("id", why);
+    let invalid = |reason: String| ApiError::invalid("id", reason);
     match serde_json::from_str::<Option<String>>(id.get()) {
-        Ok(Some(id)) => Ok((fields.to_string().into(), Some(SessionId::new(id).map_err(|e| wrong(e.to_string()))?))),
+        Ok(Some(id)) => Ok((fields.to_string().into(), Some(SessionId::new(id).map_err(|e| invalid(e.to_string()))?))),
         Ok(None) => Ok((fields.to_string().into(), None)),
-        Err(_) => Err(wrong("`id` must be text".to_owned())),
+        Err(_) => Err(invalid("`id` must be text".to_owned())),
     }
 }

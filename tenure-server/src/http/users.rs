@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 /// Proof of an erasure.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ReceiptView {
-    /// Who was erased.
+    /// The user whose data was erased.
     user: String,
     /// How many sessions were destroyed.
     sessions: usize,
@@ -24,21 +24,20 @@ pub struct ReceiptView {
     at: String,
 }
 
-/// Erase all of a user
+/// Erase all data of a user
 ///
 /// Every session of theirs, for good, and their transcripts. Needs the right `admin`. A user of whom nothing is known is erased too: with 0 sessions.
 #[utoipa::path(
     delete, path = "/users/{id}", tag = "users", operation_id = "erase_user",
     params(("id" = String, Path, description = "The user")),
-    responses((status = 200, description = "Nothing of them is left", body = ReceiptView), Ending)
+    responses((status = 200, description = "All data of the user is erased", body = ReceiptView), Ending)
 )]
-pub async fn erase(State(app): State<AppState>, caller: Caller, named: PathParams) -> ApiResult<Json<ReceiptView>> {
-    let who = caller.administers()?;
-    let user = User::new(named.get("id")?)?;
+pub async fn erase(State(app): State<AppState>, caller: Caller, path: PathParams) -> ApiResult<Json<ReceiptView>> {
+    let principal = caller.administers()?;
+    let user = User::new(path.get("id")?)?;
     if caller.bound_user().is_some_and(|bound| *bound != user) {
         caller.administers_tenant()?;
     }
-    let receipt = sessions::erase_user(&app, &who, &user).await?;
-    let (user, at) = (receipt.user.to_string(), receipt.at.to_string());
-    Ok(Json(ReceiptView { user, sessions: receipt.sessions, at }))
+    let receipt = sessions::erase_user(&app, &principal, &user).await?;
+    Ok(Json(ReceiptView { user: receipt.user.to_string(), sessions: receipt.sessions, at: receipt.at.to_string() }))
 }

@@ -14,28 +14,30 @@ pub fn options(model: &str) -> RawObject {
 /// enables compaction, a summary is written in the background. `model` is the model of the turn. The request
 /// does not wait for it; on failure the window truncates the history, and compaction is retried after the next
 /// turn.
-pub fn after_turn(app: &AppState, who: &Principal, id: &SessionId, policy: CompactionPolicy, model: &str) {
+pub fn after_turn(app: &AppState, principal: &Principal, id: &SessionId, policy: CompactionPolicy, model: &str) {
     let name = match policy {
         CompactionPolicy::Off => return,
         CompactionPolicy::On => model.to_owned(),
         CompactionPolicy::With(name) => name,
     };
-    let (here, who, session_id) = (app.clone(), who.clone(), id.clone());
+    let app_handle = app.clone();
+    let principal = principal.clone();
+    let session_id = id.clone();
     app.tasks.spawn(async move {
-        let Some(model) = here.models.get(&name) else {
-            return tracing::warn!(%session_id, model = name, "no summary was written: there is no such model");
+        let Some(model) = app_handle.models.get(&name) else {
+            return tracing::warn!(%session_id, model = name, "no summary was written: the compaction model is not configured");
         };
-        let written = tokio::select! {
-            written = here.tenure.compact(&who, &session_id, &*model, options(&name), None) => written,
-            () = here.tasks.stopping() => return,
+        let result = tokio::select! {
+            result = app_handle.tenure.compact(&principal, &session_id, &*model, options(&name), None) => result,
+            () = app_handle.tasks.stopping() => return,
         };
-        match written {
-            Ok(done) if done.messages > 0 => {
-                tracing::debug!(%session_id, messages = done.messages, "a summary was written");
+        match result {
+            Ok(compaction) if compaction.messages > 0 => {
+                tracing::debug!(%session_id, messages = compaction.messages, "summary written");
             }
             // Nothing to compact, or another compaction of the session is in progress.
             Ok(_) | Err(TurnError::Store(Error::Busy { .. })) => {}
-            Err(e) => tracing::warn!(%session_id, code = e.code(), "no summary was written"),
+            Err(e) => tracing::warn!(%session_id, code = e.code(), "could not write a summary; retrying after the next turn"),
         }
     });
 }

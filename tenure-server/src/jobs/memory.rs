@@ -25,18 +25,18 @@ pub async fn embed_for_ever(app: &AppState) {
 }
 
 async fn embed(app: &AppState) {
-    let mut done = 0;
+    let mut count = 0;
     let embedded = app.tenure.embed_all(|n| {
-        done += n;
+        count += n;
         metrics::counter!("tenure_memories_embedded_total").increment(n as u64);
-        if done % 1024 < n {
-            tracing::info!(done, "giving memories new vectors");
+        if count % 1024 < n {
+            tracing::info!(count, "computing embeddings of memories");
         }
     });
     match embedded.await {
         Ok(0) => {}
-        Ok(done) => tracing::info!(done, "memories have new vectors"),
-        Err(e) => tracing::warn!(error = %e, "memories can not be given vectors; it is tried again"),
+        Ok(count) => tracing::info!(count, "computed embeddings of memories"),
+        Err(e) => tracing::warn!(error = %e, "could not compute embeddings of memories; retrying"),
     }
 }
 
@@ -50,11 +50,11 @@ pub async fn dream_for_ever(app: &AppState) {
             () = app.tasks.stopping() => return,
         }
         for tenant in tenants(app).await {
-            let who = Principal { tenant, reach: AccessScope::Tenant, ..Principal::default() };
-            match app.tenure.dream(&who, &app.config.dreams.rules(), false).await {
+            let principal = Principal { tenant, reach: AccessScope::Tenant, ..Principal::default() };
+            match app.tenure.dream(&principal, &app.config.dreams.rules(), false).await {
                 Ok(dream) if dream.promoted.is_empty() => {}
-                Ok(dream) => tracing::info!(dream = dream.id, promoted = dream.promoted.len(), "dreamt"),
-                Err(e) => tracing::warn!(error = %e, "a dream was broken off; it is tried again"),
+                Ok(dream) => tracing::info!(dream = dream.id, promoted = dream.promoted.len(), "dream finished"),
+                Err(e) => tracing::warn!(error = %e, "a dream failed; retrying at the next interval"),
             }
         }
     }
@@ -63,7 +63,7 @@ pub async fn dream_for_ever(app: &AppState) {
 /// The tenants to dream for: all that have an API key, and the default tenant, which needs none.
 async fn tenants(app: &AppState) -> BTreeSet<Tenant> {
     let keys = app.keys.list().await.unwrap_or_else(|e| {
-        tracing::warn!(error = %e, "the keys can not be read: only the default tenant dreams this time");
+        tracing::warn!(error = %e, "could not read the API keys: dreaming for the default tenant only");
         Vec::new()
     });
     keys.into_iter().map(|key| key.tenant).chain([Tenant::default()]).collect()

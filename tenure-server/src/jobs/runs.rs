@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 const MAX_OPTIONS: usize = 64 << 10;
 
 /// Maximum number of runs taken over in one pass.
-const MAX_TAKEN: usize = 64;
+const MAX_TAKEOVERS: usize = 64;
 
 /// The details stored with a run, so that any node can resume it: the model's name and the request options
 /// without the conversation, stream and user fields (D-043). Returns an empty map if the options exceed
@@ -52,17 +52,19 @@ pub struct Drive {
 
 /// Executes a run until it ends or pauses for review, then records metrics, notifies the webhooks and starts
 /// the compaction that may be due.
-pub async fn drive(app: &AppState, turn: OpenRun, drive: Drive) -> Result<TurnOutcome, TurnError> {
-    let Drive { model, model_name, options, listener, opened } = drive;
-    let (session_id, run, who) = (turn.session_id.clone(), turn.run.clone(), turn.principal().clone());
+pub async fn drive(app: &AppState, turn: OpenRun, parameters: Drive) -> Result<TurnOutcome, TurnError> {
+    let Drive { model, model_name, options, listener, opened } = parameters;
+    let session_id = turn.session_id.clone();
+    let run = turn.run.clone();
+    let principal = turn.principal().clone();
     let summaries = turn.compact();
     let stream = listener.is_some();
-    let watch = Stopwatch::start();
-    let hands = Executors { model: &*model, tools: Some(&*app.tools) };
-    let outcome = turn.run(hands, options, stream, listener).await;
-    metrics::turn(opened, watch.elapsed(), &model, &outcome);
-    notify_run_ended(app, &who, &session_id, &run, &outcome).await;
-    compact::after_turn(app, &who, &session_id, summaries, &model_name);
+    let stopwatch = Stopwatch::start();
+    let executors = Executors { model: &*model, tools: Some(&*app.tools) };
+    let outcome = turn.run(executors, options, stream, listener).await;
+    metrics::turn(opened, stopwatch.elapsed(), &model, &outcome);
+    notify_run_ended(app, &principal, &session_id, &run, &outcome).await;
+    compact::after_turn(app, &principal, &session_id, summaries, &model_name);
     outcome
 }
 
@@ -81,7 +83,8 @@ pub async fn work(
     if listener.is_some() {
         options.set("stream", true);
     }
-    let (session_id, run) = (turn.session_id.clone(), turn.run.clone());
+    let session_id = turn.session_id.clone();
+    let run = turn.run.clone();
     let model = app.models.get(&model_name).unwrap_or_else(|| Arc::new(MissingModel(model_name.clone())));
     let model: Arc<dyn Model> = match meter {
         Some(meter) => Arc::new(Metered { model, meter }),
@@ -90,8 +93,10 @@ pub async fn work(
     let model = Arc::new(TimedModel::new(model));
     let outcome = drive(app, turn, Drive { model, model_name, options, listener, opened: Duration::ZERO }).await;
     match &outcome {
-        Ok(answered) => tracing::debug!(%session_id, run = %run, waiting = answered.waiting, "a run stopped"),
-        Err(e) => tracing::warn!(%session_id, run = %run, code = e.code(), "a run failed"),
+        Ok(turn_outcome) => {
+            tracing::debug!(%session_id, run = %run, waiting = turn_outcome.waiting, "run ended or paused")
+        }
+        Err(e) => tracing::warn!(%session_id, run = %run, code = e.code(), "run failed"),
     }
     outcome
 }
@@ -102,7 +107,7 @@ struct MissingModel(String);
 #[async_trait::async_trait]
 impl Model for MissingModel {
     async fn ask(&self, _: tenure::Prompt) -> Result<tenure::ModelStream, ModelError> {
-        Err(ModelError::Unreachable { why: format!("there is no model {:?} here", self.0) })
+        Err(ModelError::Unreachable { why: format!("model {:?} is not configured", self.0) })
     }
 }
 
@@ -110,17 +115,17 @@ impl Model for MissingModel {
 /// reported.
 async fn notify_run_ended(
     app: &App,
-    who: &Principal,
+    principal: &Principal,
     id: &SessionId,
     run: &RunId,
     outcome: &Result<TurnOutcome, TurnError>,
 ) {
-    let goes_on = match outcome {
-        Ok(answered) => answered.waiting,
+    let continues = match outcome {
+        Ok(turn_outcome) => turn_outcome.waiting,
         // Another node has taken the run over, and reports its end.
         Err(e) => matches!(e, TurnError::Store(tenure::Error::Superseded { .. })),
     };
-    if app.run_hooks.is_empty() || goes_on {
+    if app.run_hooks.is_empty() || continues {
         return;
     }
     let (status, error) = match outcome {
@@ -130,11 +135,12 @@ async fn notify_run_ended(
     };
     let error = error.map(|e| json!({"code": e.code(), "message": e.to_string()}));
     let body = json!({
-        "event": "run.ended", "id": format!("{run}/{id}"), "at": app.tenure.now(), "tenant": who.tenant, "user": who.user,
+        "event": "run.ended", "id": format!("{run}/{id}"), "at": app.tenure.now(), "tenant": principal.tenant, "user": principal.user,
         "session_id": id, "run_id": run, "status": status, "error": error,
     });
     for hook in &app.run_hooks {
-        let (hook, body) = (hook.clone(), body.to_string());
+        let hook = hook.clone();
+        let body = body.to_string();
         app.tasks.spawn(async move { hook.deliver_with_retries(body).await });
     }
 }
@@ -142,15 +148,15 @@ async fn notify_run_ended(
 /// Takes over a run that no node executes, and resumes it in the background. Does nothing if another node takes
 /// it first.
 pub fn take(app: &AppState, head: Head) {
-    let here = app.clone();
+    let app_handle = app.clone();
     app.tasks.spawn(async move {
-        match here.tenure.take_over(&head).await {
+        match app_handle.tenure.take_over(&head).await {
             Ok(Some(turn)) => {
-                tracing::info!(session_id = %turn.session_id, run = %turn.run, "going on with a run");
-                drop(work(&here, turn, None, None).await);
+                tracing::info!(session_id = %turn.session_id, run = %turn.run, "resuming a run");
+                drop(work(&app_handle, turn, None, None).await);
             }
             Ok(None) => {}
-            Err(e) => tracing::warn!(session_id = %head.info.session_id, error = %e, "a run could not be taken over"),
+            Err(e) => tracing::warn!(session_id = %head.info.session_id, error = %e, "could not take over a run"),
         }
     });
 }
@@ -160,12 +166,12 @@ pub fn take(app: &AppState, head: Head) {
 pub async fn look_after(app: &AppState) {
     let pause = (app.tenure.limits().lease / 3).clamp(Duration::from_millis(50), Duration::from_secs(10));
     loop {
-        match app.tenure.abandoned(MAX_TAKEN).await {
+        match app.tenure.abandoned(MAX_TAKEOVERS).await {
             Ok(heads) => heads.into_iter().for_each(|head| take(app, head)),
-            Err(e) => tracing::warn!(error = %e, "can not look for runs that were left behind"),
+            Err(e) => tracing::warn!(error = %e, "could not list abandoned runs; retrying"),
         }
         if let Err(e) = app.tenure.decide_overdue().await {
-            tracing::warn!(error = %e, "can not decide what nobody decided in time");
+            tracing::warn!(error = %e, "could not decide the reviews that timed out; retrying");
         }
         tokio::select! {
             () = tokio::time::sleep(pause) => {}

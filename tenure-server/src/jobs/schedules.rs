@@ -18,16 +18,16 @@ use tenure::store::{Item, Namespace, Owner};
 use tenure::{HistoryMode, Message, OnBusy, OnExpired, RawObject, RunId, SessionId, TurnRequest, TurnStart};
 
 /// A due time older than this is recorded as missed instead of being run.
-const LATE: SignedDuration = SignedDuration::from_mins(5);
+const MAX_DELAY: SignedDuration = SignedDuration::from_mins(5);
 /// Maximum sleep between two evaluations, however far away the next due time is: the wall clock may be
 /// adjusted.
-const LOOK: SignedDuration = SignedDuration::from_secs(5);
+const MAX_EVALUATION_INTERVAL: SignedDuration = SignedDuration::from_secs(5);
 const RAN: &str = "ran";
 const MISSED: &str = "missed";
 /// Maximum number of missed times that are reported.
-const TELL_MISSED: usize = 20;
+const MAX_REPORTED_MISSED: usize = 20;
 /// Maximum number of records of each kind that are stored per schedule.
-const KEEP_NOTES: usize = 50;
+const MAX_RECORDS: usize = 50;
 
 /// The state of a schedule, folded from its stored records.
 #[derive(Clone, Debug, Default)]
@@ -83,7 +83,7 @@ impl ScheduleRecord {
 
     /// The namespace suffix of this kind of record. Kinds are stored separately, so that many missed times do
     /// not evict the last run.
-    fn shelf(&self) -> &'static str {
+    fn namespace_kind(&self) -> &'static str {
         match self {
             Self::New { .. } | Self::Ran { .. } => RAN,
             Self::Missed { .. } => MISSED,
@@ -104,51 +104,52 @@ impl<'a> ScheduleJob<'a> {
         Self { app, compiled }
     }
 
-    fn shelf(&self, kind: &str) -> Namespace {
+    fn namespace(&self, kind: &str) -> Namespace {
         let name = format!("schedule/{}/{kind}", self.compiled.schedule.name);
         Namespace { tenant: self.compiled.principal.tenant.clone(), owner: Owner::Tenant, name }
     }
 
-    /// Loads the stored records and folds them into the schedule's state, with at most `TELL_MISSED` missed
+    /// Loads the stored records and folds them into the schedule's state, with at most `MAX_REPORTED_MISSED` missed
     /// times.
     pub async fn state(&self) -> tenure::Result<ScheduleState> {
         let mut state = ScheduleState::default();
         for kind in [MISSED, RAN] {
-            for item in self.app.tenure.store().items(&self.shelf(kind), None, 2 * KEEP_NOTES).await? {
-                let place = || {
+            for item in self.app.tenure.store().items(&self.namespace(kind), None, 2 * MAX_RECORDS).await? {
+                let location = || {
                     format!("schedule {:?} of tenant {}", self.compiled.schedule.name, self.compiled.principal.tenant)
                 };
-                let note: ScheduleRecord =
-                    serde_json::from_str(&item.value).map_err(|e| tenure::Error::corrupt(place(), e))?;
-                state.add(note);
+                let record: ScheduleRecord =
+                    serde_json::from_str(&item.value).map_err(|e| tenure::Error::corrupt(location(), e))?;
+                state.add(record);
             }
         }
-        let over = state.missed.len().saturating_sub(TELL_MISSED);
-        state.missed.drain(..over);
+        let excess = state.missed.len().saturating_sub(MAX_REPORTED_MISSED);
+        state.missed.drain(..excess);
         Ok(state)
     }
 
-    async fn note(&self, note: &ScheduleRecord) -> tenure::Result<()> {
-        let (created_at, used_at) = (self.app.tenure.now(), note.at());
+    async fn put_record(&self, record: &ScheduleRecord) -> tenure::Result<()> {
+        let created_at = self.app.tenure.now();
+        let used_at = record.at();
         let key = used_at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-        let item = Item { used_at, ..Item::new(key, json!(note).to_string(), created_at) };
-        self.app.tenure.store().put(&self.shelf(note.shelf()), &item, Some(KEEP_NOTES)).await
+        let item = Item { used_at, ..Item::new(key, json!(record).to_string(), created_at) };
+        self.app.tenure.store().put(&self.namespace(record.namespace_kind()), &item, Some(MAX_RECORDS)).await
     }
 
-    async fn miss(&self, at: Timestamp, why: &str) -> tenure::Result<()> {
-        tracing::warn!(schedule = self.compiled.schedule.name, %at, why, "a scheduled run was missed");
+    async fn record_missed(&self, at: Timestamp, reason: &str) -> tenure::Result<()> {
+        tracing::warn!(schedule = self.compiled.schedule.name, %at, reason, "scheduled run missed");
         metrics::counter!("tenure_schedules_total", "what" => "missed").increment(1);
-        self.note(&ScheduleRecord::Missed { at, why: why.to_owned() }).await
+        self.put_record(&ScheduleRecord::Missed { at, why: reason.to_owned() }).await
     }
 
     /// Evaluates the schedule: starts the run that is due and records missed times. Returns the next due time,
     /// or `None` if there is none.
-    async fn look(&self) -> tenure::Result<Option<Timestamp>> {
+    async fn evaluate(&self) -> tenure::Result<Option<Timestamp>> {
         let now = self.app.tenure.now();
         let state = self.state().await?;
         let Some(last) = state.last else {
             // A new schedule starts with its next due time.
-            self.note(&ScheduleRecord::New { at: now }).await?;
+            self.put_record(&ScheduleRecord::New { at: now }).await?;
             return Ok(self.compiled.next(now));
         };
         let mut due = VecDeque::new();
@@ -156,35 +157,35 @@ impl<'a> ScheduleJob<'a> {
         while let Some(next) = self.compiled.next(at).filter(|t| *t <= now) {
             due.push_back(next);
             at = next;
-            if due.len() > TELL_MISSED {
+            if due.len() > MAX_REPORTED_MISSED {
                 due.pop_front();
             }
         }
         let Some(latest) = due.pop_back() else { return Ok(self.compiled.next(last)) };
         for at in due {
-            self.miss(at, "nobody was there").await?;
+            self.record_missed(at, "no server was running").await?;
         }
-        if now.duration_since(latest) > LATE {
-            self.miss(latest, "nobody was there").await?;
-        } else if self.is_on(&state).await? {
-            self.miss(latest, "the run before was still on").await?;
+        if now.duration_since(latest) > MAX_DELAY {
+            self.record_missed(latest, "no server was running").await?;
+        } else if self.is_running(&state).await? {
+            self.record_missed(latest, "the previous run was still in progress").await?;
         } else {
             let count = state.count + 1;
             let (session, run) = match self.fire(latest, count).await {
                 Err(tenure::Error::Gone { session_id, status }) => {
-                    let why = format!("its session {session_id} is {status}; restore it, or purge it");
-                    self.miss(latest, &why).await?;
+                    let reason = format!("its session {session_id} is {status}; restore or purge it");
+                    self.record_missed(latest, &reason).await?;
                     return Ok(self.compiled.next(latest));
                 }
                 fired => fired?,
             };
             metrics::counter!("tenure_schedules_total", "what" => "ran").increment(1);
-            self.note(&ScheduleRecord::Ran { at: latest, count, session, run }).await?;
+            self.put_record(&ScheduleRecord::Ran { at: latest, count, session, run }).await?;
         }
         Ok(self.compiled.next(latest))
     }
 
-    async fn is_on(&self, state: &ScheduleState) -> tenure::Result<bool> {
+    async fn is_running(&self, state: &ScheduleState) -> tenure::Result<bool> {
         let (Some(session), Some(run)) = (&state.session, &state.run) else { return Ok(false) };
         match self.app.tenure.run(&self.compiled.principal, session, run).await {
             Ok((_, run)) => Ok(run.ended.is_none()),
@@ -199,7 +200,7 @@ impl<'a> ScheduleJob<'a> {
     /// has started it, that run is returned.
     async fn fire(&self, at: Timestamp, count: u64) -> tenure::Result<(SessionId, RunId)> {
         let Schedule { name, assistant, .. } = &self.compiled.schedule;
-        let said = self.compiled.input_at(at, count).map_err(|e| tenure::Error::invalid("input", format!("{e:#}")))?;
+        let input = self.compiled.input_at(at, count).map_err(|e| tenure::Error::invalid("input", format!("{e:#}")))?;
         let key = format!("schedule/{name}/{}", at.as_second());
         let body = blake3::hash(name.as_bytes()).to_hex().to_string();
         if let Some(started) = self.app.tenure.started(&self.compiled.principal, &key, &body).await? {
@@ -207,11 +208,11 @@ impl<'a> ScheduleJob<'a> {
         }
         let model = sessions::assistant_model(self.app, &self.compiled.principal, assistant).await?;
         let model = model.unwrap_or_else(|| self.app.models.default_name().to_owned());
-        let fresh = || SessionId::new(format!("{name}-{}", at.strftime("%Y%m%dT%H%MZ")));
-        let session = self.compiled.session.clone().map_or_else(fresh, Ok)?;
-        let ask = TurnRequest {
+        let new_id = || SessionId::new(format!("{name}-{}", at.strftime("%Y%m%dT%H%MZ")));
+        let session = self.compiled.session.clone().map_or_else(new_id, Ok)?;
+        let request = TurnRequest {
             session: Some(session),
-            messages: vec![Message::user(&said)],
+            messages: vec![Message::user(&input)],
             history: Some(HistoryMode::Append),
             assistant: Some(assistant.clone()),
             detail: runs::detail(&model, &RawObject::default()),
@@ -221,27 +222,29 @@ impl<'a> ScheduleJob<'a> {
             idempotency: Some((key.clone(), body.clone())),
             ..TurnRequest::default()
         };
-        match self.app.tenure.turn(&self.compiled.principal, ask).await? {
+        match self.app.tenure.turn(&self.compiled.principal, request).await? {
             TurnStart::Before { session_id, run, .. } => Ok((session_id, run)),
             TurnStart::Turn(turn) => {
-                let began = (turn.session_id.clone(), turn.run.clone());
-                tracing::info!(schedule = name, session_id = %began.0, run = %began.1, "a scheduled run begins");
-                let here = self.app.clone();
-                self.app.tasks.spawn(async move { drop(runs::work(&here, *turn, None, None).await) });
-                Ok(began)
+                let started = (turn.session_id.clone(), turn.run.clone());
+                tracing::info!(schedule = name, session_id = %started.0, run = %started.1, "scheduled run started");
+                let app_handle = self.app.clone();
+                self.app.tasks.spawn(async move { drop(runs::work(&app_handle, *turn, None, None).await) });
+                Ok(started)
             }
         }
     }
 }
 
 impl ScheduleState {
-    fn add(&mut self, note: ScheduleRecord) {
-        self.last = self.last.max(Some(note.at()));
-        match note {
+    fn add(&mut self, record: ScheduleRecord) {
+        self.last = self.last.max(Some(record.at()));
+        match record {
             ScheduleRecord::New { .. } => {}
             ScheduleRecord::Missed { at, why } => self.missed.push(MissedStart { at, why }),
             ScheduleRecord::Ran { at, count, session, run } => {
-                (self.count, self.session, self.run) = (count, Some(session), Some(run));
+                self.count = count;
+                self.session = Some(session);
+                self.run = Some(run);
                 self.missed.retain(|m| m.at != at);
             }
         }
@@ -263,15 +266,15 @@ pub async fn watch(app: &AppState) {
     }
 }
 
-/// Evaluates all schedules once. Returns the time of the next evaluation, at most `LOOK` from now. A schedule
-/// that fails is logged and retried then.
+/// Evaluates all schedules once. Returns the time of the next evaluation, at most `MAX_EVALUATION_INTERVAL` from
+/// now. A schedule that fails is logged and retried then.
 pub async fn look(app: &AppState) -> Timestamp {
-    let mut soonest = app.tenure.now().saturating_add(LOOK).unwrap_or(Timestamp::MAX);
+    let mut soonest = app.tenure.now().saturating_add(MAX_EVALUATION_INTERVAL).unwrap_or(Timestamp::MAX);
     for compiled in &app.schedules {
-        match ScheduleJob::new(app, compiled).look().await {
+        match ScheduleJob::new(app, compiled).evaluate().await {
             Ok(next) => soonest = next.map_or(soonest, |t| t.min(soonest)),
             Err(e) => {
-                tracing::warn!(schedule = compiled.schedule.name, error = %e, "a schedule could not be looked at; it is tried again");
+                tracing::warn!(schedule = compiled.schedule.name, error = %e, "could not evaluate a schedule; retrying");
             }
         }
     }

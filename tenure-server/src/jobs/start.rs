@@ -6,20 +6,20 @@ use crate::observability::metrics;
 
 /// Starts all background jobs as tasks. They end when the server stops.
 pub fn start_all(app: &AppState) {
-    let here = app.clone();
-    app.tasks.spawn(async move { sweep::run_loop(&here).await });
-    let here = app.clone();
-    app.tasks.spawn(async move { runs::look_after(&here).await });
-    let here = app.clone();
-    app.tasks.spawn(async move { schedules::watch(&here).await });
-    let here = app.clone();
-    app.tasks.spawn(async move { memory::embed_for_ever(&here).await });
-    let here = app.clone();
-    app.tasks.spawn(async move { memory::dream_for_ever(&here).await });
-    let here = app.clone();
-    app.tasks.spawn(async move { here.transcripts.follow(&here.tenure, &here.tasks).await });
-    let here = app.clone();
-    app.tasks.spawn(async move { metrics::upkeep(here.tasks.stopping()).await });
-    let here = app.clone();
-    app.tasks.spawn(async move { here.tools.reap_until(here.tasks.stopping()).await });
+    let app_handle = app.clone();
+    app.tasks.spawn(async move { sweep::run_loop(&app_handle).await });
+    let app_handle = app.clone();
+    app.tasks.spawn(async move { runs::look_after(&app_handle).await });
+    let app_handle = app.clone();
+    app.tasks.spawn(async move { schedules::watch(&app_handle).await });
+    let app_handle = app.clone();
+    app.tasks.spawn(async move { memory::embed_for_ever(&app_handle).await });
+    let app_handle = app.clone();
+    app.tasks.spawn(async move { memory::dream_for_ever(&app_handle).await });
+    let app_handle = app.clone();
+    app.tasks.spawn(async move { app_handle.transcripts.follow(&app_handle.tenure, &app_handle.tasks).await });
+    let app_handle = app.clone();
+    app.tasks.spawn(async move { metrics::upkeep(app_handle.tasks.stopping()).await });
+    let app_handle = app.clone();
+    app.tasks.spawn(async move { app_handle.tools.reap_until(app_handle.tasks.stopping()).await });
 }

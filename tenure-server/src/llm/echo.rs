@@ -21,9 +21,9 @@ impl Model for EchoModel {
         let message = answer(&prompt.messages);
         let finish = if message.get("tool_calls").is_some() { "tool_calls" } else { "stop" };
         let words = |text: &str| text.split_whitespace().count();
-        let seen: usize = prompt.messages.iter().map(|m| words(&m.text())).sum();
-        let said = words(message["content"].as_str().unwrap_or_default());
-        let usage = json!({"prompt_tokens": seen, "completion_tokens": said, "total_tokens": seen + said});
+        let prompt_tokens: usize = prompt.messages.iter().map(|m| words(&m.text())).sum();
+        let completion_tokens = words(message["content"].as_str().unwrap_or_default());
+        let usage = json!({"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": prompt_tokens + completion_tokens});
         let id = format!("chatcmpl-rehearsal-{}", prompt.messages.len());
         if !prompt.stream {
             let choice = json!({"index": 0, "message": message, "finish_reason": finish});
@@ -51,7 +51,8 @@ impl Model for EchoModel {
             prompt.options.get("stream_options").is_some_and(|o| o.replace(' ', "").contains("\"include_usage\":true"));
         if wants_usage {
             let mut last = chunk(json!({}), Value::Null);
-            (last["choices"], last["usage"]) = (json!([]), usage);
+            last["choices"] = json!([]);
+            last["usage"] = usage;
             chunks.push(last);
         }
         Ok(Box::pin(stream::iter(chunks.into_iter().map(|c| Ok(ModelChunk::Chunk(c.to_string()))))))
@@ -59,10 +60,10 @@ impl Model for EchoModel {
 }
 
 fn answer(messages: &[Message]) -> Value {
-    if let [request, told] = messages
+    if let [request, transcript] = messages
         && request.text().starts_with(REQUEST)
     {
-        return json!({"role": "assistant", "content": summary(&told.text())});
+        return json!({"role": "assistant", "content": summary(&transcript.text())});
     }
     let last = messages.iter().rev().find(|m| !m.role().instructs());
     let count = format!("I see {} message{}.", messages.len(), if messages.len() == 1 { "" } else { "s" });
@@ -86,11 +87,11 @@ fn answer(messages: &[Message]) -> Value {
 }
 
 /// Summarizes a conversation as a list of the first 40 characters of each user message.
-fn summary(told: &str) -> String {
-    let (before, turns) = told.split_once(TURNS).unwrap_or(("", told));
+fn summary(transcript: &str) -> String {
+    let (before, turns) = transcript.split_once(TURNS).unwrap_or(("", transcript));
     let before = before.trim().strip_prefix(BEFORE).map(|b| b.trim().to_owned());
-    let said = turns.lines().filter_map(|line| line.strip_prefix("user: ")).map(|t| t.chars().take(40).collect());
-    let all: Vec<String> = before.into_iter().chain(said).collect();
+    let user_lines = turns.lines().filter_map(|line| line.strip_prefix("user: ")).map(|t| t.chars().take(40).collect());
+    let all: Vec<String> = before.into_iter().chain(user_lines).collect();
     let all = all.join("; ");
     if all.starts_with("The user said: ") { all } else { format!("The user said: {all}") }
 }

@@ -21,7 +21,8 @@ const DEFAULT_MODEL: &str = "default";
 impl ModelRegistry {
     /// Creates a registry of the configured model servers.
     pub fn new(configured: &[ModelConfig]) -> anyhow::Result<Self> {
-        let (mut by_name, mut pass_unknown) = (BTreeMap::new(), None);
+        let mut by_name = BTreeMap::new();
+        let mut pass_unknown = None;
         for model in configured {
             let upstream = Arc::new(Upstream::new(model)?);
             if model.pass_unknown {

@@ -10,7 +10,7 @@ pub const MAX_ANSWER_BYTES: usize = 64 << 20;
 pub struct SseDecoder {
     bytes: Vec<u8>,
     /// Offset up to which `bytes` was scanned and contains no line end.
-    looked: usize,
+    scanned: usize,
     data: Option<String>,
     ready: std::collections::VecDeque<String>,
 }
@@ -20,8 +20,8 @@ impl SseDecoder {
     pub fn push(&mut self, part: &[u8]) -> Result<(), String> {
         self.bytes.extend_from_slice(part);
         let mut start = 0;
-        while let Some(end) = self.bytes[self.looked.max(start)..].iter().position(|b| *b == b'\n') {
-            let end = end + self.looked.max(start);
+        while let Some(end) = self.bytes[self.scanned.max(start)..].iter().position(|b| *b == b'\n') {
+            let end = end + self.scanned.max(start);
             let line = self.bytes[start..end].strip_suffix(b"\r").unwrap_or(&self.bytes[start..end]);
             let line = std::str::from_utf8(line).map_err(|_| "the stream is not UTF-8 text")?;
             if line.is_empty() {
@@ -37,12 +37,12 @@ impl SseDecoder {
                 }
             }
             start = end + 1;
-            self.looked = start;
+            self.scanned = start;
         }
         self.bytes.drain(..start);
-        self.looked = self.bytes.len();
+        self.scanned = self.bytes.len();
         if self.bytes.len() + self.data.as_ref().map_or(0, String::len) > MAX_ANSWER_BYTES {
-            return Err(format!("a chunk is over {MAX_ANSWER_BYTES} bytes"));
+            return Err(format!("an event exceeds {MAX_ANSWER_BYTES} bytes"));
         }
         Ok(())
     }

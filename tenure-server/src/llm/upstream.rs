@@ -51,16 +51,16 @@ impl Upstream {
         let mut tries = 0;
         loop {
             let outcome = self.post_once(route, body.clone()).await;
-            let again = match &outcome {
+            let retryable = match &outcome {
                 Err(ModelError::Unreachable { .. }) => true,
                 Err(ModelError::Refused { status, .. }) => [502, 503, 504].contains(status),
                 _ => false,
             };
-            if !again || tries >= self.retries {
+            if !retryable || tries >= self.retries {
                 return outcome;
             }
             tries += 1;
-            tracing::warn!(tries, route, "the model's server was not ready; trying again");
+            tracing::warn!(tries, route, "the model server is not ready; retrying");
             tokio::time::sleep(Duration::from_millis(100) * 2u32.pow(tries.min(6))).await;
         }
     }
@@ -71,12 +71,13 @@ impl Upstream {
             request = request.bearer_auth(key);
         }
         let response = tokio::time::timeout(self.idle, request.body(body).send()).await;
-        let response = response.map_err(|_| self.silent())?.map_err(|e| unreachable_or_broken(&e))?;
+        let response = response.map_err(|_| self.idle_error())?.map_err(|e| unreachable_or_broken(&e))?;
         if response.status().is_success() {
             return Ok(response);
         }
         let header = |name| response.headers().get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
-        let (content_type, retry_after) = (header(CONTENT_TYPE), header(RETRY_AFTER));
+        let content_type = header(CONTENT_TYPE);
+        let retry_after = header(RETRY_AFTER);
         let status = response.status().as_u16();
         let body = self.read(response, MAX_ERROR_BYTES).await.unwrap_or_default();
         let content_type = content_type.unwrap_or_else(|| "text/plain".to_owned());
@@ -91,32 +92,37 @@ impl Upstream {
             body.set("model", model);
         }
         let response = self.post("embeddings", body.to_string()).await?;
-        let kind = response.headers().get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("application/json");
-        let kind = kind.to_owned();
-        Ok((kind, self.read(response, MAX_ANSWER_BYTES).await?))
+        let content_type =
+            response.headers().get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("application/json");
+        let content_type = content_type.to_owned();
+        Ok((content_type, self.read(response, MAX_ANSWER_BYTES).await?))
     }
 
-    fn silent(&self) -> ModelError {
-        ModelError::TimedOut { why: format!("it said nothing for {:?} (`idle_timeout`)", self.idle) }
+    fn idle_error(&self) -> ModelError {
+        ModelError::TimedOut { why: format!("no data for {:?} (`idle_timeout`)", self.idle) }
     }
 
     async fn read(&self, response: Response, max: usize) -> Result<String, ModelError> {
-        let (mut body, mut bytes) = (Vec::new(), response.bytes_stream());
-        while let Some(part) = tokio::time::timeout(self.idle, bytes.next()).await.map_err(|_| self.silent())? {
-            body.extend_from_slice(&part.map_err(|e| broken(format!("the answer broke off: {}", error_chain(&e))))?);
+        let mut body = Vec::new();
+        let mut bytes = response.bytes_stream();
+        while let Some(part) = tokio::time::timeout(self.idle, bytes.next()).await.map_err(|_| self.idle_error())? {
+            body.extend_from_slice(
+                &part.map_err(|e| broken(format!("the response was interrupted: {}", error_chain(&e))))?,
+            );
             if body.len() > max {
-                return Err(broken(format!("the answer is over {max} bytes")));
+                return Err(broken(format!("the response exceeds {max} bytes")));
             }
         }
-        String::from_utf8(body).map_err(|_| broken("it is not UTF-8 text"))
+        String::from_utf8(body).map_err(|_| broken("not valid UTF-8"))
     }
 
     fn stream(&self, response: Response) -> impl Stream<Item = Result<ModelChunk, ModelError>> + Send + use<> {
-        let (idle, silent) = (self.idle, self.silent());
+        let idle = self.idle;
+        let idle_error = self.idle_error();
         let bytes = response.bytes_stream();
         let state = (Box::pin(bytes), SseDecoder::default(), false);
         stream::unfold(Some(state), move |state| {
-            let silent = silent.clone();
+            let idle_error = idle_error.clone();
             async move {
                 let (mut bytes, mut events, mut finished) = state?;
                 loop {
@@ -129,19 +135,24 @@ impl Upstream {
                         None => {}
                     }
                     let part = match tokio::time::timeout(idle, bytes.next()).await {
-                        Err(_) => return Some((Err(silent), None)),
+                        Err(_) => return Some((Err(idle_error), None)),
                         Ok(Some(Ok(part))) => part,
                         Ok(Some(Err(e))) => {
-                            return Some((Err(broken(format!("the stream broke off: {}", error_chain(&e)))), None));
+                            return Some((
+                                Err(broken(format!("the stream was interrupted: {}", error_chain(&e)))),
+                                None,
+                            ));
                         }
                         // Some servers close the stream without `[DONE]` after they have sent a finish reason.
                         Ok(None) if finished => return None,
                         // Some servers omit the empty line after the last event.
                         Ok(None) if events.finish() => continue,
-                        Ok(None) => return Some((Err(broken("the stream ended before the answer did")), None)),
+                        Ok(None) => {
+                            return Some((Err(broken("the stream ended before the answer was complete")), None));
+                        }
                     };
-                    if let Err(why) = events.push(&part) {
-                        return Some((Err(broken(why)), None));
+                    if let Err(reason) = events.push(&part) {
+                        return Some((Err(broken(reason)), None));
                     }
                 }
             }
@@ -156,19 +167,19 @@ impl Model for Upstream {
         if let Some(model) = &self.model {
             body.set("model", model);
         }
-        let body = body.text_with("messages", &list(&prompt.messages));
+        let body = body.text_with("messages", &messages_json(&prompt.messages));
         let response = self.post("chat/completions", body).await?;
-        let kind = response.headers().get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
-        if prompt.stream && kind.to_ascii_lowercase().starts_with("text/event-stream") {
+        let content_type = response.headers().get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+        if prompt.stream && content_type.to_ascii_lowercase().starts_with("text/event-stream") {
             return Ok(Box::pin(self.stream(response)));
         }
-        let whole = self.read(response, MAX_ANSWER_BYTES).await?;
-        Ok(Box::pin(stream::iter([Ok(ModelChunk::Whole(whole))])))
+        let body = self.read(response, MAX_ANSWER_BYTES).await?;
+        Ok(Box::pin(stream::iter([Ok(ModelChunk::Whole(body))])))
     }
 }
 
 /// Serializes messages as a JSON array.
-fn list(messages: &[Message]) -> String {
+fn messages_json(messages: &[Message]) -> String {
     let mut json = String::with_capacity(messages.iter().map(|m| m.as_str().len() + 1).sum::<usize>() + 2);
     json.push('[');
     for message in messages {
@@ -181,13 +192,14 @@ fn list(messages: &[Message]) -> String {
     json
 }
 
-fn broken(why: impl Into<String>) -> ModelError {
-    ModelError::Broken { why: why.into() }
+fn broken(reason: impl Into<String>) -> ModelError {
+    ModelError::Broken { why: reason.into() }
 }
 
 fn unreachable_or_broken(e: &reqwest::Error) -> ModelError {
-    match e.is_timeout() || e.is_connect() {
-        true => ModelError::Unreachable { why: error_chain(e) },
-        false => broken(error_chain(e)),
+    if e.is_timeout() || e.is_connect() {
+        ModelError::Unreachable { why: error_chain(e) }
+    } else {
+        broken(error_chain(e))
     }
 }

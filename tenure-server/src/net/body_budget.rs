@@ -19,7 +19,7 @@ pub struct BodyBudget {
 
 #[derive(Debug, Default)]
 struct BudgetUse {
-    all: usize,
+    total: usize,
     by_principal: HashMap<String, usize>,
 }
 
@@ -52,28 +52,28 @@ impl BodyBudget {
 }
 
 impl Reservation {
-    /// Reserves `more` bytes. Fails with 429 if the principal's budget is exceeded and with 503 if the total budget
-    /// is; nothing is reserved then.
-    pub fn grow(&mut self, more: usize) -> Result<(), ApiError> {
+    /// Reserves `additional` bytes. Fails with 429 if the principal's budget is exceeded and with 503 if the total
+    /// budget is; nothing is reserved then.
+    pub fn grow(&mut self, additional: usize) -> Result<(), ApiError> {
         let mut used = self.budget.lock();
         let own = used.by_principal.get(&self.principal).copied().unwrap_or(0);
         let max = self.budget.max_per_principal;
-        if own + more > max {
+        if own + additional > max {
             let message = format!(
-                "the request bodies of this principal are over the limit `max_principal_body_bytes` of {max} together; send fewer at once"
+                "the concurrent request bodies of this principal exceed the limit `max_principal_body_bytes` of {max}; send fewer at once"
             );
             return Err(exceeded(StatusCode::TOO_MANY_REQUESTS, "max_principal_body_bytes", message));
         }
         let max = self.budget.max;
-        if used.all + more > max {
+        if used.total + additional > max {
             let message = format!(
-                "all request bodies together are over the limit `max_inflight_body_bytes` of {max}; try again in a moment"
+                "all concurrent request bodies exceed the limit `max_inflight_body_bytes` of {max}; retry shortly"
             );
             return Err(exceeded(StatusCode::SERVICE_UNAVAILABLE, "max_inflight_body_bytes", message));
         }
-        used.all += more;
-        *used.by_principal.entry(self.principal.clone()).or_default() += more;
-        self.bytes += more;
+        used.total += additional;
+        *used.by_principal.entry(self.principal.clone()).or_default() += additional;
+        self.bytes += additional;
         Ok(())
     }
 }
@@ -88,7 +88,7 @@ impl Drop for Reservation {
             return;
         }
         let mut used = self.budget.lock();
-        used.all -= self.bytes;
+        used.total -= self.bytes;
         if let Some(own) = used.by_principal.get_mut(&self.principal) {
             *own -= self.bytes;
             if *own == 0 {
@@ -103,19 +103,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_budget_is_shared_fairly_and_given_back() {
+    fn the_budget_is_shared_between_principals_and_released() {
         let limits = Limits { max_inflight_body_bytes: 100, max_principal_body_bytes: 60, ..Default::default() };
         let budget = BodyBudget::new(&limits);
-        let (mut a, mut b) = (budget.reserve("a".into()), budget.reserve("b".into()));
+        let mut a = budget.reserve("a".into());
+        let mut b = budget.reserve("b".into());
         a.grow(50).unwrap();
-        let mut again = budget.reserve("a".into());
-        assert_eq!(again.grow(11).unwrap_err().status, StatusCode::TOO_MANY_REQUESTS);
+        let mut second = budget.reserve("a".into());
+        assert_eq!(second.grow(11).unwrap_err().status, StatusCode::TOO_MANY_REQUESTS);
         b.grow(50).unwrap();
         assert_eq!(b.grow(1).unwrap_err().status, StatusCode::SERVICE_UNAVAILABLE);
         drop(a);
-        again.grow(50).unwrap();
-        drop((b, again));
+        second.grow(50).unwrap();
+        drop((b, second));
         let used = budget.lock();
-        assert_eq!((used.all, used.by_principal.len()), (0, 0));
+        assert_eq!((used.total, used.by_principal.len()), (0, 0));
     }
 }

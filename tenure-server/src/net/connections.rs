@@ -123,10 +123,10 @@ impl Connections {
     /// `ConnectionTable::evict`. Trusted proxies are exempt from the limit per address.
     pub fn admit(self: &Arc<Self>, address: IpAddr) -> Result<AdmittedConnection, ConnectionLimitReached> {
         let is_trusted = self.trusted.contains(address);
-        let address = counted_as(address);
+        let address = counting_address(address);
         let mut table = self.lock();
-        let here = table.per_address.get(&address).copied().unwrap_or(0);
-        if here >= self.max_per_address && !is_trusted && !table.evict(|other| other.address == address) {
+        let open_from_address = table.per_address.get(&address).copied().unwrap_or(0);
+        if open_from_address >= self.max_per_address && !is_trusted && !table.evict(|other| other.address == address) {
             return Err(ConnectionLimitReached { limit: "max_connections_per_address", max: self.max_per_address });
         }
         if table.open.len() >= self.max && !table.evict(|_| true) {
@@ -164,12 +164,12 @@ impl Connections {
 }
 
 impl ConnectionTable {
-    /// Closes one connection that satisfies `may` to make room, and returns false if none can be closed. The order
-    /// is: the longest idle connection that has never authenticated; then an unauthenticated one with a request in
-    /// flight; then the longest idle authenticated one. An authenticated connection with a request in flight is
-    /// never closed (D-107).
-    fn evict(&mut self, may: impl Fn(&Connection) -> bool) -> bool {
-        let candidates = self.open.values().filter(|c| may(c));
+    /// Closes one connection that satisfies `is_candidate` to make room, and returns false if none can be closed.
+    /// The order is: the longest idle connection that has never authenticated; then an unauthenticated one with a
+    /// request in flight; then the longest idle authenticated one. An authenticated connection with a request in
+    /// flight is never closed (D-107).
+    fn evict(&mut self, is_candidate: impl Fn(&Connection) -> bool) -> bool {
+        let candidates = self.open.values().filter(|c| is_candidate(c));
         let ranked = candidates.filter_map(|c| Some((c.eviction_rank()?, c.active_at.load(Relaxed), c.id)));
         let Some((_, _, id)) = ranked.min() else { return false };
         if let Some(connection) = self.remove(id) {
@@ -266,16 +266,16 @@ impl AdmittedConnection {
     pub async fn close(&self) -> CloseReason {
         tokio::select! {
             () = self.connection.evicted.notified() => CloseReason::Evicted,
-            limit = self.idle_too_long() => CloseReason::Idle(limit),
+            limit = self.wait_for_idle_timeout() => CloseReason::Idle(limit),
         }
     }
 
-    async fn idle_too_long(&self) -> &'static str {
-        let first = self.connections.header_timeout.map(|max| ("header_timeout", max));
-        let later = self.connections.idle_timeout.map(|max| ("idle_timeout", max));
+    async fn wait_for_idle_timeout(&self) -> &'static str {
+        let before_first_request = self.connections.header_timeout.map(|max| ("header_timeout", max));
+        let between_requests = self.connections.idle_timeout.map(|max| ("idle_timeout", max));
         loop {
             let used = self.connection.used.load(Relaxed);
-            let Some((limit, max)) = (if used { later } else { first }) else {
+            let Some((limit, max)) = (if used { between_requests } else { before_first_request }) else {
                 // Without `header_timeout` it may still receive a request, and is then subject to `idle_timeout`.
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 continue;
@@ -303,7 +303,7 @@ impl Drop for AdmittedConnection {
 
 /// The address under which connections are counted. IPv6 addresses are reduced to their /64 network, because a
 /// client usually owns a whole one.
-fn counted_as(address: IpAddr) -> IpAddr {
+fn counting_address(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64)),
         v4 => v4,
@@ -329,7 +329,7 @@ mod tests {
     /// The order of eviction: unauthenticated before authenticated, idle before busy, oldest first; an
     /// authenticated connection with a request in flight is never closed.
     #[test]
-    fn the_least_useful_connection_goes_first() {
+    fn the_least_useful_connection_is_evicted_first() {
         let all = connections("limits: {max_connections: 4}");
         let open: Vec<_> = (1..=4).map(|i| all.admit(ip(&format!("10.0.0.{i}"))).unwrap()).collect();
         let is_open = |i: usize| all.lock().open.contains_key(&open[i].connection.id);
@@ -371,7 +371,8 @@ mod tests {
         assert!(busy("10.0.0.1").is_ok());
         // An idle connection is evicted for the next one from the same address.
         let idle = all.admit(ip("10.0.0.3")).unwrap();
-        let (_a, _b) = (busy("10.0.0.3").unwrap(), busy("10.0.0.3").unwrap());
+        let _a = busy("10.0.0.3").unwrap();
+        let _b = busy("10.0.0.3").unwrap();
         assert!(!all.lock().open.contains_key(&idle.connection.id));
     }
 

@@ -49,22 +49,24 @@ impl RequestScanner {
     /// trailers is replaced by NUL, which the library rejects; nothing else is changed. Returns the number of bytes
     /// up to and including that NUL.
     pub fn scan(&mut self, bytes: &mut [u8]) -> Option<usize> {
-        let mut at = 0;
-        while at < bytes.len() {
+        let mut position = 0;
+        while position < bytes.len() {
             match self.state {
                 ScannerState::Unchecked => return None,
-                ScannerState::Body(left) => {
-                    let step = left.min((bytes.len() - at) as u64);
-                    at += step as usize;
-                    self.state = if left == step { ScannerState::Head } else { ScannerState::Body(left - step) };
+                ScannerState::Body(remaining) => {
+                    let step = remaining.min((bytes.len() - position) as u64);
+                    position += step as usize;
+                    self.state =
+                        if remaining == step { ScannerState::Head } else { ScannerState::Body(remaining - step) };
                 }
-                ScannerState::Chunk(left) => {
-                    let step = left.min((bytes.len() - at) as u64);
-                    at += step as usize;
-                    self.state = if left == step { ScannerState::ChunkSize } else { ScannerState::Chunk(left - step) };
+                ScannerState::Chunk(remaining) => {
+                    let step = remaining.min((bytes.len() - position) as u64);
+                    position += step as usize;
+                    self.state =
+                        if remaining == step { ScannerState::ChunkSize } else { ScannerState::Chunk(remaining - step) };
                 }
                 ScannerState::Head | ScannerState::Trailers | ScannerState::ChunkSize => {
-                    let byte = bytes[at];
+                    let byte = bytes[position];
                     if byte != b'\n' {
                         self.line.push(byte);
                         if self.line.len() > self.max_line {
@@ -72,21 +74,21 @@ impl RequestScanner {
                         }
                     } else if self.line.last() == Some(&b'\r') {
                         self.line.pop();
-                        self.line_ended();
+                        self.end_line();
                         self.line.clear();
                     } else {
-                        bytes[at] = 0;
+                        bytes[position] = 0;
                         self.state = ScannerState::Unchecked;
-                        return Some(at + 1);
+                        return Some(position + 1);
                     }
-                    at += 1;
+                    position += 1;
                 }
             }
         }
         None
     }
 
-    fn line_ended(&mut self) {
+    fn end_line(&mut self) {
         match self.state {
             // Empty lines before a request are ignored.
             ScannerState::Head if self.first_line && self.line.is_empty() => {}
@@ -102,9 +104,11 @@ impl RequestScanner {
                     (false, 0) => ScannerState::Head,
                     (false, length) => ScannerState::Body(length),
                 };
-                (self.first_line, self.chunked, self.content_length) = (true, false, 0);
+                self.first_line = true;
+                self.chunked = false;
+                self.content_length = 0;
             }
-            ScannerState::Head => self.header(),
+            ScannerState::Head => self.parse_header(),
             ScannerState::ChunkSize => {
                 let digits = self.line.split(|b| *b == b';').next().unwrap_or_default().trim_ascii();
                 let size = std::str::from_utf8(digits).ok().and_then(|d| u64::from_str_radix(d, 16).ok());
@@ -119,9 +123,10 @@ impl RequestScanner {
         }
     }
 
-    fn header(&mut self) {
+    fn parse_header(&mut self) {
         let Some(colon) = self.line.iter().position(|b| *b == b':') else { return };
-        let (name, value) = (&self.line[..colon], self.line[colon + 1..].trim_ascii());
+        let name = &self.line[..colon];
+        let value = self.line[colon + 1..].trim_ascii();
         if name.eq_ignore_ascii_case(b"transfer-encoding") {
             self.chunked = true;
         } else if name.eq_ignore_ascii_case(b"content-length") {
@@ -154,19 +159,19 @@ mod tests {
 
     #[test]
     fn a_bare_line_feed_becomes_invalid() {
-        for (sent, seen) in [
+        for (sent, delivered) in [
             ("GET / HTTP/1.1\nhost: a\r\n\r\n", "GET / HTTP/1.1\0host: a\r\n\r\n"),
             ("GET / HTTP/1.1\r\nhost: a\n\r\n", "GET / HTTP/1.1\r\nhost: a\0\r\n"),
             ("GET / HTTP/1.1\r\nhost: a\r\n\n", "GET / HTTP/1.1\r\nhost: a\r\n\0"),
             ("\nGET / HTTP/1.1\r\n\r\n", "\0GET / HTTP/1.1\r\n\r\n"),
         ] {
-            assert_eq!(scanned(sent), seen);
+            assert_eq!(scanned(sent), delivered);
         }
     }
 
     /// A second request on the connection is scanned too, however the first one ends.
     #[test]
-    fn requests_are_followed_to_their_end() {
+    fn requests_are_scanned_to_their_end() {
         for first in [
             "GET / HTTP/1.1\r\nhost: a\r\n\r\n",
             "\r\nPOST / HTTP/1.1\r\nContent-Length: 4\r\n\r\na\n\nb",
@@ -182,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_followed_is_left_alone() {
+    fn bytes_that_cannot_be_parsed_are_unchanged() {
         for text in [
             "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\n\n\n".to_owned(),
             "POST / HTTP/1.1\r\ncontent-length: x\r\n\r\n\n\n".to_owned(),

@@ -30,12 +30,12 @@ struct WriteProgress {
 impl WriteProgress {
     /// Records that a part of the response was handed over; the client must accept it before the next one is
     /// produced.
-    fn offered(&self) {
+    fn mark_waiting(&self) {
         self.waiting_since.store(self.now() + 1, Relaxed);
     }
 
     /// Records that the client has accepted everything handed over so far.
-    fn accepted(&self) {
+    fn mark_accepted(&self) {
         self.waiting_since.store(0, Relaxed);
     }
 
@@ -44,7 +44,7 @@ impl WriteProgress {
     }
 
     /// Completes when the client has accepted nothing for `limit`.
-    async fn stalled(&self, limit: Duration) {
+    async fn wait_until_stalled(&self, limit: Duration) {
         loop {
             let waiting = match self.waiting_since.load(Relaxed) {
                 0 => Duration::ZERO,
@@ -65,8 +65,8 @@ pub async fn until_stalled<F: Future>(limit: Option<Duration>, stream: F) {
     let progress = Arc::new(WriteProgress { clock: Stopwatch::start(), waiting_since: AtomicU64::new(0) });
     tokio::select! {
         _ = STREAM.scope(progress.clone(), stream) => {}
-        () = progress.stalled(limit) => {
-            tracing::debug!(limit = "write_timeout", "a stream was reset whose client reads nothing");
+        () = progress.wait_until_stalled(limit) => {
+            tracing::debug!(limit = "write_timeout", "stream reset: the client read nothing for too long");
         }
     }
 }
@@ -91,7 +91,7 @@ impl ResponseBody {
     pub fn new(body: Body, in_flight: InFlight) -> Self {
         let stream = STREAM.try_with(Arc::clone).ok();
         if let Some(stream) = &stream {
-            stream.offered();
+            stream.mark_waiting();
         }
         Self { body, rest: Bytes::new(), stream, _in_flight: in_flight }
     }
@@ -113,7 +113,7 @@ impl hyper::body::Body for ResponseBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         if let Some(stream) = &self.stream {
-            stream.accepted();
+            stream.mark_accepted();
         }
         let frame = if self.rest.is_empty() {
             match Pin::new(&mut self.body).poll_frame(context) {
@@ -128,7 +128,7 @@ impl hyper::body::Body for ResponseBody {
             self.part(rest)
         };
         if let Some(stream) = &self.stream {
-            stream.offered();
+            stream.mark_waiting();
         }
         Poll::Ready(Some(Ok(frame)))
     }

@@ -30,9 +30,9 @@ pub struct Transport {
     end_of_head: &'static [u8],
     write_timeout: Option<Duration>,
     /// The write timeout; runs while a write waits for the client.
-    stalled: Option<Pin<Box<Sleep>>>,
+    write_timer: Option<Pin<Box<Sleep>>>,
     /// The linger timeout; runs while the client may read an error before the connection is closed.
-    lingering: Option<Pin<Box<Sleep>>>,
+    linger_timer: Option<Pin<Box<Sleep>>>,
     /// The response sent in place of an error of the library: its remaining bytes, and the number of bytes it
     /// replaces.
     replacement: Option<(Bytes, usize)>,
@@ -53,23 +53,23 @@ impl Transport {
             scanner: RequestScanner::new(max_line),
             end_of_head: b"",
             write_timeout,
-            stalled: None,
-            lingering: None,
+            write_timer: None,
+            linger_timer: None,
             replacement: None,
         }
     }
 
     /// Returns the outcome of a write, or `TimedOut` if the client has accepted nothing for `write_timeout`.
-    fn timed<T>(&mut self, context: &mut Context<'_>, outcome: Poll<Result<T>>) -> Poll<Result<T>> {
+    fn with_write_timeout<T>(&mut self, context: &mut Context<'_>, outcome: Poll<Result<T>>) -> Poll<Result<T>> {
         let Some(limit) = self.write_timeout else { return outcome };
         if outcome.is_ready() {
-            self.stalled = None;
+            self.write_timer = None;
             return outcome;
         }
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(limit)));
-        ready!(stalled.as_mut().poll(context));
-        tracing::debug!(limit = "write_timeout", "a connection was closed whose client reads nothing");
-        Poll::Ready(Err(Error::new(ErrorKind::TimedOut, "the client reads nothing (`write_timeout`)")))
+        let write_timer = self.write_timer.get_or_insert_with(|| Box::pin(sleep(limit)));
+        ready!(write_timer.as_mut().poll(context));
+        tracing::debug!(limit = "write_timeout", "connection closed: the client read nothing for too long");
+        Poll::Ready(Err(Error::new(ErrorKind::TimedOut, "the client read nothing for longer than `write_timeout`")))
     }
 
     fn poll_replacement(&mut self, context: &mut Context<'_>) -> Poll<Result<usize>> {
@@ -83,7 +83,7 @@ impl Transport {
             if let Poll::Ready(Ok(n)) = written {
                 rest.advance(n);
             }
-            ready!(self.timed(context, written))?;
+            ready!(self.with_write_timeout(context, written))?;
         }
         Poll::Ready(Ok(0))
     }
@@ -93,19 +93,19 @@ impl AsyncRead for Transport {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
         let this = &mut *self;
         if !this.end_of_head.is_empty() {
-            let (now, later) = this.end_of_head.split_at(this.end_of_head.len().min(buffer.remaining()));
-            buffer.put_slice(now);
-            this.end_of_head = later;
+            let (delivered, rest) = this.end_of_head.split_at(this.end_of_head.len().min(buffer.remaining()));
+            buffer.put_slice(delivered);
+            this.end_of_head = rest;
             return Poll::Ready(Ok(()));
         }
         let before = buffer.filled().len();
         ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
-        let new = &mut buffer.filled_mut()[before..];
-        if this.connection.received(new.len()) {
-            tracing::debug!("a connection was closed that sends data without a request");
+        let received = &mut buffer.filled_mut()[before..];
+        if this.connection.received(received.len()) {
+            tracing::debug!("connection closed: too much data without a request");
             return Poll::Ready(Err(Error::new(ErrorKind::ConnectionAborted, "too much data without a request")));
         }
-        if let Some(end) = this.scanner.scan(new) {
+        if let Some(end) = this.scanner.scan(received) {
             buffer.set_filled(before + end);
             this.end_of_head = b"\r\n\r\n";
         }
@@ -126,7 +126,7 @@ impl AsyncWrite for Transport {
             return this.poll_replacement(context);
         }
         let written = Pin::new(&mut this.stream).poll_write(context, bytes);
-        this.timed(context, written)
+        this.with_write_timeout(context, written)
     }
 
     fn poll_write_vectored(
@@ -134,11 +134,11 @@ impl AsyncWrite for Transport {
         context: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<Result<usize>> {
-        if let [only] = slices {
-            return self.poll_write(context, only);
+        if let [slice] = slices {
+            return self.poll_write(context, slice);
         }
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
-        self.timed(context, written)
+        self.with_write_timeout(context, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -153,15 +153,15 @@ impl AsyncWrite for Transport {
     /// input is read and discarded for at most `LINGER`.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
         let this = &mut *self;
-        if this.lingering.is_none() {
+        if this.linger_timer.is_none() {
             ready!(Pin::new(&mut this.stream).poll_shutdown(context))?;
             if !this.connection.has_unread() {
                 return Poll::Ready(Ok(()));
             }
         }
-        let lingering = this.lingering.get_or_insert_with(|| Box::pin(sleep(LINGER)));
+        let linger_timer = this.linger_timer.get_or_insert_with(|| Box::pin(sleep(LINGER)));
         let mut ignored = [0; 4096];
-        while lingering.as_mut().poll(context).is_pending() {
+        while linger_timer.as_mut().poll(context).is_pending() {
             let mut buffer = ReadBuf::new(&mut ignored);
             let read = ready!(Pin::new(&mut this.stream).poll_read(context, &mut buffer));
             if read.is_err() || buffer.filled().is_empty() {

@@ -28,7 +28,7 @@ pub fn install() {
         let recorder = builder.unwrap_or_default().build_recorder();
         let handle = recorder.handle();
         if metrics::set_global_recorder(recorder).is_err() {
-            tracing::warn!("something else counts already; /metrics stays empty");
+            tracing::warn!("another metrics recorder is already installed; /metrics stays empty");
         }
         handle
     });
@@ -43,30 +43,30 @@ struct RequestMetrics {
 }
 
 /// Cached metric handles by route, because looking one up in the recorder is slower than counting.
-static PLACES: RwLock<BTreeMap<String, Vec<RequestMetrics>>> = RwLock::new(BTreeMap::new());
+static REQUEST_METRICS: RwLock<BTreeMap<String, Vec<RequestMetrics>>> = RwLock::new(BTreeMap::new());
 
 /// Records a completed request.
-pub fn request(method: &Method, route: &str, status: u16, took: Duration) {
+pub fn request(method: &Method, route: &str, status: u16, elapsed: Duration) {
     // Clients can invent methods; each would add a time series that is never removed.
     let mut known = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"].into_iter();
     let method = known.find(|m| method == m).unwrap_or("other");
-    let count = |place: &RequestMetrics| {
-        place.count.increment(1);
-        place.seconds.record(took.as_secs_f64());
+    let count = |entry: &RequestMetrics| {
+        entry.count.increment(1);
+        entry.seconds.record(elapsed.as_secs_f64());
     };
-    let here = |places: &BTreeMap<String, Vec<RequestMetrics>>| {
-        let mut places = places.get(route).into_iter().flatten();
-        places.find(|p| p.method == method && p.status == status).map(count).is_some()
+    let record_existing = |entries: &BTreeMap<String, Vec<RequestMetrics>>| {
+        let mut entries = entries.get(route).into_iter().flatten();
+        entries.find(|p| p.method == method && p.status == status).map(count).is_some()
     };
-    if here(&PLACES.read().unwrap_or_else(PoisonError::into_inner)) {
+    if record_existing(&REQUEST_METRICS.read().unwrap_or_else(PoisonError::into_inner)) {
         return;
     }
     let labels = [("method", method.to_owned()), ("route", route.to_owned()), ("status", status.to_string())];
-    let (all, seconds) =
-        (counter!("tenure_requests_total", &labels), histogram!("tenure_request_seconds", &labels[..2]));
-    let place = RequestMetrics { method, status, count: all, seconds };
-    count(&place);
-    PLACES.write().unwrap_or_else(PoisonError::into_inner).entry(route.to_owned()).or_default().push(place);
+    let requests = counter!("tenure_requests_total", &labels);
+    let seconds = histogram!("tenure_request_seconds", &labels[..2]);
+    let entry = RequestMetrics { method, status, count: requests, seconds };
+    count(&entry);
+    REQUEST_METRICS.write().unwrap_or_else(PoisonError::into_inner).entry(route.to_owned()).or_default().push(entry);
 }
 
 /// Counts an open client connection for as long as it exists.
@@ -101,13 +101,13 @@ pub fn connection_closed(reason: &'static str) {
 pub struct TimedModel {
     model: Arc<dyn Model>,
     /// Duration in microseconds of the most recent request, up to the last chunk of its answer.
-    answered: Arc<AtomicU64>,
+    answer_micros: Arc<AtomicU64>,
 }
 
 impl TimedModel {
     /// Wraps a model. The measured duration is zero until the first request.
     pub fn new(model: Arc<dyn Model>) -> Self {
-        Self { model, answered: Arc::default() }
+        Self { model, answer_micros: Arc::default() }
     }
 }
 
@@ -115,40 +115,46 @@ impl TimedModel {
 impl Model for TimedModel {
     async fn ask(&self, prompt: Prompt) -> Result<ModelStream, ModelError> {
         use futures_util::StreamExt;
-        let watch = Stopwatch::start();
-        let spent = self.answered.clone();
-        let note = move || spent.store(watch.elapsed().as_micros() as u64, Ordering::Relaxed);
-        let pieces = self.model.ask(prompt).await.inspect_err(|_| note())?;
-        note();
-        Ok(Box::pin(pieces.inspect(move |_| note())))
+        let stopwatch = Stopwatch::start();
+        let micros = self.answer_micros.clone();
+        let store_elapsed = move || micros.store(stopwatch.elapsed().as_micros() as u64, Ordering::Relaxed);
+        let chunks = self.model.ask(prompt).await.inspect_err(|_| store_elapsed())?;
+        store_elapsed();
+        Ok(Box::pin(chunks.inspect(move |_| store_elapsed())))
     }
 }
 
 /// Records a completed turn: its outcome, the time spent in the model, and the remaining time.
-pub fn turn(opened: Duration, ran: Duration, model: &TimedModel, outcome: &Result<TurnOutcome, TurnError>) {
-    let word = match outcome {
+pub fn turn(
+    open_duration: Duration,
+    run_duration: Duration,
+    model: &TimedModel,
+    outcome: &Result<TurnOutcome, TurnError>,
+) {
+    let label = match outcome {
         Ok(_) => "completed",
         Err(TurnError::Stopped | TurnError::Cancelled) => "cancelled",
         Err(_) => "failed",
     };
-    let asked = Duration::from_micros(model.answered.load(Ordering::Relaxed));
-    counter!("tenure_turns_total", "outcome" => word).increment(1);
-    histogram!("tenure_turn_own_seconds").record((opened + ran).saturating_sub(asked).as_secs_f64());
-    histogram!("tenure_turn_model_seconds").record(asked.as_secs_f64());
+    let model_time = Duration::from_micros(model.answer_micros.load(Ordering::Relaxed));
+    counter!("tenure_turns_total", "outcome" => label).increment(1);
+    histogram!("tenure_turn_own_seconds")
+        .record((open_duration + run_duration).saturating_sub(model_time).as_secs_f64());
+    histogram!("tenure_turn_model_seconds").record(model_time.as_secs_f64());
 }
 
 /// Records a completed sweep.
-pub fn sweep(report: &tenure::SweepReport, took: Duration) {
-    for (what, count) in [
+pub fn sweep(report: &tenure::SweepReport, elapsed: Duration) {
+    for (kind, count) in [
         ("expired", report.expired.len()),
         ("evicted", report.evicted.len()),
         ("purged", report.purged.len()),
         ("items", report.items),
         ("failed", report.failed.len()),
     ] {
-        counter!("tenure_sweep_total", "what" => what).increment(count as u64);
+        counter!("tenure_sweep_total", "what" => kind).increment(count as u64);
     }
-    histogram!("tenure_sweep_seconds").record(took.as_secs_f64());
+    histogram!("tenure_sweep_seconds").record(elapsed.as_secs_f64());
 }
 
 /// Time of the last count of all sessions.
@@ -157,7 +163,7 @@ pub struct SessionCounts(tokio::sync::Mutex<Option<Stopwatch>>);
 
 impl SessionCounts {
     /// Counts the sessions by status, at most once per `COUNT_EVERY`, because counting is not free.
-    async fn take(&self, tenure: &Tenure) -> tenure::Result<()> {
+    async fn refresh(&self, tenure: &Tenure) -> tenure::Result<()> {
         let mut last = self.0.lock().await;
         if last.is_some_and(|at| at.elapsed() < COUNT_EVERY) {
             return Ok(());
@@ -183,7 +189,7 @@ pub async fn upkeep(stop: impl Future<Output = ()>) {
 }
 
 /// Renders all metrics in the Prometheus text format.
-pub async fn render(census: &SessionCounts, tenure: &Tenure) -> tenure::Result<String> {
-    census.take(tenure).await?;
+pub async fn render(counts: &SessionCounts, tenure: &Tenure) -> tenure::Result<String> {
+    counts.refresh(tenure).await?;
     Ok(HANDLE.get().map(PrometheusHandle::render).unwrap_or_default())
 }

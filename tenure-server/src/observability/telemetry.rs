@@ -48,7 +48,7 @@ impl LogFilter {
 }
 
 /// Guard of the trace exporter. Dropping it flushes pending traces.
-#[must_use = "traces are sent for as long as this lives"]
+#[must_use = "dropping this stops the export of traces"]
 #[derive(Debug, Default)]
 pub struct Traces {
     #[cfg(feature = "otlp")]
@@ -66,8 +66,9 @@ where
     if url.is_empty() {
         return Ok((None, Traces::default()));
     }
-    let place = format!("{}/v1/traces", crate::config::http_url("telemetry.otlp", url)?.as_str().trim_end_matches('/'));
-    let exporter = SpanExporter::builder().with_http().with_protocol(Protocol::HttpJson).with_endpoint(place);
+    let endpoint =
+        format!("{}/v1/traces", crate::config::http_url("telemetry.otlp", url)?.as_str().trim_end_matches('/'));
+    let exporter = SpanExporter::builder().with_http().with_protocol(Protocol::HttpJson).with_endpoint(endpoint);
     crate::http_client::install();
     let exporter = exporter.build().map_err(|e| anyhow!("telemetry.otlp: {e}"))?;
     let version = opentelemetry::KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
@@ -89,7 +90,7 @@ fn traces(url: &str) -> anyhow::Result<(Option<tracing_subscriber::layer::Identi
 impl Drop for Traces {
     fn drop(&mut self) {
         if let Some(Err(e)) = self.provider.as_ref().map(|p| p.shutdown()) {
-            tracing::warn!(error = %e, "the last traces could not be sent");
+            tracing::warn!(error = %e, "could not send the last traces");
         }
     }
 }
@@ -131,7 +132,7 @@ impl ChatSpan {
     /// Records the outcome: model, finish reason and token usage, or the error.
     pub fn ended(&self, outcome: &Result<TurnOutcome, TurnError>) {
         let answer = match outcome {
-            Ok(answered) => &answered.answer,
+            Ok(turn_outcome) => &turn_outcome.answer,
             Err(e) => {
                 self.0.record("otel.status_code", "ERROR").record("error.type", e.code());
                 return;

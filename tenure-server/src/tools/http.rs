@@ -27,9 +27,9 @@ pub struct Endpoint {
 pub fn headers(secrets: &std::collections::BTreeMap<String, tenure::Secret>) -> anyhow::Result<HeaderMap> {
     let mut headers = HeaderMap::new();
     for (name, value) in reveal(secrets)? {
-        let header: HeaderName = name.parse().with_context(|| format!("{name:?} is not the name of a header"))?;
-        let mut value =
-            HeaderValue::from_str(&value).with_context(|| format!("the value of {name} can not be in a header"))?;
+        let header: HeaderName = name.parse().with_context(|| format!("{name:?} is not a valid header name"))?;
+        let mut value = HeaderValue::from_str(&value)
+            .with_context(|| format!("the value of {name} is not a valid header value"))?;
         value.set_sensitive(true);
         headers.insert(header, value);
     }
@@ -62,7 +62,9 @@ impl Endpoint {
 
     /// Executes a call, with the declared timeout.
     pub async fn call(&self, call: &ToolInvocation) -> Result<ToolOutput, ToolError> {
-        let (session, run, id) = (plain(call.session.session.as_str()), plain(call.run.as_ref()), plain(&call.id));
+        let session = encode_id(call.session.session.as_str());
+        let run = encode_id(call.run.as_ref());
+        let id = encode_id(&call.id);
         let request = self
             .client
             .post(self.url.clone())
@@ -74,33 +76,36 @@ impl Endpoint {
             .body(serde_json::Value::Object(call.arguments.clone()).to_string());
         match tokio::time::timeout(self.timeout, self.answer(request)).await {
             Ok(outcome) => outcome,
-            Err(_) => Err(ToolError::Lost(format!("no answer within {}", spoken(self.timeout)))),
+            Err(_) => Err(ToolError::Lost(format!("no response within {}", spoken(self.timeout)))),
         }
     }
 
     async fn answer(&self, request: reqwest::RequestBuilder) -> Result<ToolOutput, ToolError> {
         // The URL is removed from errors: it may contain a secret.
-        let mut response = request.send().await.map_err(|e| match e.is_connect() || e.is_builder() {
-            true => ToolError::NotCalled(format!(
-                "it can not be reached: {}",
-                crate::http_client::error_chain(&e.without_url())
-            )),
-            false => lost(&e.without_url()),
+        let mut response = request.send().await.map_err(|e| {
+            if e.is_connect() || e.is_builder() {
+                ToolError::NotCalled(format!(
+                    "could not connect: {}",
+                    crate::http_client::error_chain(&e.without_url())
+                ))
+            } else {
+                lost(&e.without_url())
+            }
         })?;
         let status = response.status();
         let mut body = Vec::new();
-        let mut more = false;
+        let mut truncated = false;
         while let Some(part) = response.chunk().await.map_err(|e| lost(&e.without_url()))? {
             let room = (MAX_ANSWER_BYTES - NOTES_BYTES).saturating_sub(body.len());
             body.extend_from_slice(&part[..part.len().min(room)]);
             if part.len() > room {
-                more = true;
+                truncated = true;
                 break;
             }
         }
         let mut content = String::from_utf8_lossy(&body).into_owned();
-        if more {
-            content.push_str("\n[... the rest is left out ...]");
+        if truncated {
+            content.push_str("\n[... rest omitted ...]");
         }
         if !status.is_success() {
             content = format!("HTTP {}: {content}", status.as_u16());
@@ -111,13 +116,13 @@ impl Endpoint {
 }
 
 fn lost(e: &reqwest::Error) -> ToolError {
-    ToolError::Lost(format!("the connection broke: {}", crate::http_client::error_chain(e)))
+    ToolError::Lost(format!("the connection was lost: {}", crate::http_client::error_chain(e)))
 }
 
 /// Characters that are percent-encoded in header values.
-const NOT_PLAIN: AsciiSet = CONTROLS.add(b' ').add(b'%');
+const ID_ESCAPES: AsciiSet = CONTROLS.add(b' ').add(b'%');
 
 /// Percent-encodes an id for use in a header (`%0A`).
-fn plain(id: &str) -> String {
-    utf8_percent_encode(id, &NOT_PLAIN).to_string()
+fn encode_id(id: &str) -> String {
+    utf8_percent_encode(id, &ID_ESCAPES).to_string()
 }

@@ -69,14 +69,14 @@ pub async fn clean(helper: &Path, scratch: &Path) {
     let mut command = Command::new(helper);
     command.arg(SUBCOMMAND).arg(job).env_clear().process_group(0);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let done = match command.spawn() {
+    let result = match command.spawn() {
         Ok(mut child) => tokio::time::timeout(TIME_TO_CLEAN, child.wait()).await,
         Err(e) => Ok(Err(e)),
     };
-    match done {
+    match result {
         Ok(Ok(status)) if status.success() => {}
-        Ok(Ok(status)) => tracing::warn!(%status, "files of the Python tool could not be removed"),
-        Ok(Err(error)) => tracing::warn!(%error, "files of the Python tool could not be removed"),
+        Ok(Ok(status)) => tracing::warn!(%status, "could not remove files of the Python tool"),
+        Ok(Err(error)) => tracing::warn!(%error, "could not remove files of the Python tool"),
         Err(_) => tracing::debug!("files of the Python tool are still being removed"),
     }
 }
@@ -87,12 +87,12 @@ pub struct Process {
     input: ChildStdin,
     output: ChildStdout,
     /// Buffered output that is not parsed yet.
-    read: Vec<u8>,
+    buffer: Vec<u8>,
     max_line: usize,
     calls: u64,
     state: InterpreterState,
     /// An answer whose usage check has not arrived yet.
-    answered: Option<InterpreterReply>,
+    reply: Option<InterpreterReply>,
     /// Executable and directory for the cleanup. `None` if no files of the session are on the host.
     cleaner: Option<(PathBuf, PathBuf)>,
 }
@@ -103,7 +103,7 @@ enum InterpreterState {
     /// A call is being written. If that is cancelled here, the protocol is out of sync.
     Writing,
     /// A call was sent and its answer is outstanding.
-    Asked(Stopwatch),
+    Sent(Stopwatch),
 }
 
 /// Outcome of a call.
@@ -128,14 +128,16 @@ impl Process {
     /// Starts a sandbox with an interpreter in it, and waits until the interpreter is ready.
     pub async fn start(helper: &Path, plan: SandboxPlan, max_line: usize) -> anyhow::Result<Self> {
         let (mut process, _) = Self::confined(helper, plan, max_line).await?;
-        let ready = tokio::time::timeout(TIME_TO_START, process.line()).await.context("it did not start in time")?;
+        let ready = tokio::time::timeout(TIME_TO_START, process.line())
+            .await
+            .context("the interpreter did not start in time")?;
         match ready {
             Ok(ProtocolLine::Answer(ProtocolMessage::Ready { ready: true })) => Ok(process),
-            Ok(ProtocolLine::Report(SandboxReport::Refused(why) | SandboxReport::Ended(why))) => {
-                bail!("it does not run: {why}")
+            Ok(ProtocolLine::Report(SandboxReport::Refused(reason) | SandboxReport::Ended(reason))) => {
+                bail!("the interpreter failed to start: {reason}")
             }
-            Ok(_) => bail!("it does not do what it should"),
-            Err(why) => bail!("it does not run: {why}"),
+            Ok(_) => bail!("unexpected message from the interpreter"),
+            Err(reason) => bail!("the interpreter failed to start: {reason}"),
         }
     }
 
@@ -147,16 +149,19 @@ impl Process {
         command.arg(SUBCOMMAND).arg(serde_json::to_string(&SandboxJob::Supervise(plan))?).env_clear();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         command.process_group(0).kill_on_drop(true);
-        let mut group = ProcessGroup::of(command.spawn().context("the sandbox could not be started")?);
+        let mut group = ProcessGroup::of(command.spawn().context("could not start the sandbox")?);
         let child = group.child();
-        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else { bail!("it has no pipes") };
-        let (state, answered) = (InterpreterState::Idle, None);
-        let mut process = Self { group, input, output, read: Vec::new(), max_line, calls: 0, state, answered, cleaner };
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            bail!("the sandbox process has no pipes")
+        };
+        let state = InterpreterState::Idle;
+        let reply = None;
+        let mut process = Self { group, input, output, buffer: Vec::new(), max_line, calls: 0, state, reply, cleaner };
         match tokio::time::timeout(TIME_TO_START, process.line()).await.context("the sandbox did not start in time")? {
             Ok(ProtocolLine::Report(SandboxReport::Confined(features))) => Ok((process, features)),
-            Ok(ProtocolLine::Report(SandboxReport::Refused(why))) => bail!(why),
-            Ok(_) => bail!("the sandbox does not do what it should"),
-            Err(why) => bail!("the sandbox does not run: {why}"),
+            Ok(ProtocolLine::Report(SandboxReport::Refused(reason))) => bail!(reason),
+            Ok(_) => bail!("unexpected message from the sandbox"),
+            Err(reason) => bail!("the sandbox failed to start: {reason}"),
         }
     }
 
@@ -167,24 +172,25 @@ impl Process {
         let mut abandoned = AbandonedCall(Some(self.group.interrupter()));
         let line = json!({"id": self.calls, "code": code}).to_string() + "\n";
         self.state = InterpreterState::Writing;
-        let asked = async {
+        let call = async {
             if self.input.write_all(line.as_bytes()).await.is_err() {
-                return InterpreterEnded::Died("the interpreter was gone".into());
+                return InterpreterEnded::Died("the interpreter had exited".into());
             }
-            self.state = InterpreterState::Asked(Stopwatch::start());
+            self.state = InterpreterState::Sent(Stopwatch::start());
             self.answer().await
         };
-        let outcome = match tokio::time::timeout(limit, asked).await {
+        let outcome = match tokio::time::timeout(limit, call).await {
             Ok(InterpreterEnded::Answered(answer)) => CallOutcome::Done(answer),
-            Ok(InterpreterEnded::Died(why)) => CallOutcome::Died(why),
+            Ok(InterpreterEnded::Died(reason)) => CallOutcome::Died(reason),
             Err(_) => {
                 self.group.interrupter().interrupt();
                 match tokio::time::timeout(grace, self.answer()).await {
                     Ok(InterpreterEnded::Answered(answer)) => CallOutcome::Interrupted(answer),
-                    Ok(InterpreterEnded::Died(why)) => CallOutcome::Died(why),
-                    Err(_) => {
-                        CallOutcome::Died(format!("it took longer than {} and could not be interrupted", spoken(limit)))
-                    }
+                    Ok(InterpreterEnded::Died(reason)) => CallOutcome::Died(reason),
+                    Err(_) => CallOutcome::Died(format!(
+                        "the call took longer than {} and could not be interrupted",
+                        spoken(limit)
+                    )),
                 }
             }
         };
@@ -198,7 +204,7 @@ impl Process {
         match self.state {
             InterpreterState::Idle => true,
             InterpreterState::Writing => false,
-            InterpreterState::Asked(_) => {
+            InterpreterState::Sent(_) => {
                 matches!(tokio::time::timeout(grace, self.answer()).await, Ok(InterpreterEnded::Answered(_)))
             }
         }
@@ -209,7 +215,7 @@ impl Process {
         match self.state {
             InterpreterState::Idle => None,
             InterpreterState::Writing => Some(Duration::MAX),
-            InterpreterState::Asked(since) => Some(since.elapsed()),
+            InterpreterState::Sent(since) => Some(since.elapsed()),
         }
     }
 
@@ -218,42 +224,42 @@ impl Process {
         loop {
             match self.line().await {
                 Ok(ProtocolLine::Answer(ProtocolMessage::Answer { id, answer })) if id == self.calls => {
-                    self.answered = Some(answer)
+                    self.reply = Some(answer)
                 }
                 Ok(ProtocolLine::Answer(_)) => {}
                 Ok(ProtocolLine::Report(SandboxReport::Checked { exceeded: Some(limit) })) => {
                     return InterpreterEnded::Died(limit);
                 }
-                Ok(ProtocolLine::Report(SandboxReport::Ended(how))) => {
-                    return InterpreterEnded::Died(format!("the interpreter ended ({how})"));
+                Ok(ProtocolLine::Report(SandboxReport::Ended(status))) => {
+                    return InterpreterEnded::Died(format!("the interpreter exited ({status})"));
                 }
                 Ok(ProtocolLine::Report(_)) => {
-                    if let Some(answer) = self.answered.take() {
+                    if let Some(answer) = self.reply.take() {
                         self.state = InterpreterState::Idle;
                         return InterpreterEnded::Answered(answer);
                     }
                 }
-                Err(why) => return InterpreterEnded::Died(why),
+                Err(reason) => return InterpreterEnded::Died(reason),
             }
         }
     }
 
     async fn line(&mut self) -> Result<ProtocolLine, String> {
         loop {
-            if let Some(end) = self.read.iter().position(|b| *b == b'\n') {
-                let line: Vec<u8> = self.read.drain(..=end).collect();
+            if let Some(end) = self.buffer.iter().position(|b| *b == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=end).collect();
                 let parsed = match line.split_first() {
                     Some((&FROM_SANDBOX, report)) => serde_json::from_slice(report).map(ProtocolLine::Report),
                     Some((&FROM_INTERPRETER, answer)) => serde_json::from_slice(answer).map(ProtocolLine::Answer),
-                    _ => return Err("the sandbox gave no sensible answer".into()),
+                    _ => return Err("invalid message from the sandbox".into()),
                 };
-                return parsed.map_err(|_| "the interpreter gave no sensible answer".to_owned());
+                return parsed.map_err(|_| "invalid message from the interpreter".to_owned());
             }
-            if self.read.len() > self.max_line {
-                return Err("the interpreter's answer was too long".into());
+            if self.buffer.len() > self.max_line {
+                return Err("the interpreter's answer exceeds the maximum length".into());
             }
-            match self.output.read_buf(&mut self.read).await {
-                Ok(0) | Err(_) => return Err("the interpreter ended".into()),
+            match self.output.read_buf(&mut self.buffer).await {
+                Ok(0) | Err(_) => return Err("the interpreter exited".into()),
                 Ok(_) => {}
             }
         }

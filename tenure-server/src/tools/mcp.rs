@@ -36,12 +36,12 @@ pub struct McpServer {
     /// Name for logs and errors: the command without its arguments, which may be secret, or the host.
     name: String,
     source: McpSource,
-    place: McpTransport,
+    transport: McpTransport,
     connection: tokio::sync::Mutex<Option<Arc<McpConnection>>>,
     /// The most recently received list of tools.
-    known: Mutex<Option<Arc<Vec<McpTool>>>>,
+    cached_tools: Mutex<Option<Arc<Vec<McpTool>>>>,
     /// Why the last attempt to update the list of tools failed. `None` if it succeeded.
-    trouble: Mutex<Option<String>>,
+    last_error: Mutex<Option<String>>,
 }
 
 enum McpTransport {
@@ -64,7 +64,7 @@ struct McpConnection {
 }
 
 impl McpConnection {
-    fn lives(&self) -> bool {
+    fn is_alive(&self) -> bool {
         let group = self.group.lock().unwrap_or_else(|e| e.into_inner());
         !self.peer.is_transport_closed() && !group.as_ref().is_some_and(ProcessGroup::has_ended)
     }
@@ -88,7 +88,7 @@ impl rmcp::ClientHandler for Listener {
 impl McpServer {
     /// Creates a client from its declaration. The connection is opened on first use.
     pub fn new(source: &McpSource) -> anyhow::Result<Self> {
-        let (name, place) = match (&source.command, &source.url) {
+        let (name, transport) = match (&source.command, &source.url) {
             (Some(command), _) => {
                 let env = tools::reveal(&source.env).context("mcp.env")?;
                 (command.clone(), McpTransport::Program { command: command.clone(), env })
@@ -105,54 +105,54 @@ impl McpServer {
                 (name, McpTransport::Address { url: url.into(), client })
             }
         };
-        let (connection, known, trouble) = Default::default();
-        Ok(Self { name, source: source.clone(), place, connection, known, trouble })
+        let (connection, cached_tools, last_error) = Default::default();
+        Ok(Self { name, source: source.clone(), transport, connection, cached_tools, last_error })
     }
 
     /// Returns the server's tools. If the server is unreachable, the last known list is returned.
     pub async fn tools(&self) -> Result<Vec<Tool>, ToolError> {
-        Ok(self.known().await?.iter().map(|k| k.tool.clone()).collect())
+        Ok(self.list_tools().await?.iter().map(|k| k.tool.clone()).collect())
     }
 
     /// Executes a call. Returns `None` if the tool is not one of this server's, or if its tools are unknown.
     pub async fn call(&self, call: &ToolInvocation) -> Option<Result<ToolOutput, ToolError>> {
-        let known = self.known().await.ok()?;
-        let name = known.iter().find(|k| k.tool.name == call.tool)?.name.clone();
+        let tools = self.list_tools().await.ok()?;
+        let name = tools.iter().find(|k| k.tool.name == call.tool)?.name.clone();
         let params = CallToolRequestParams::new(name).with_arguments(call.arguments.clone());
         Some(self.ask(params).await)
     }
 
     /// Returns why the list of tools could not be updated, or `None` if that succeeded.
     pub fn why_unknown(&self) -> Option<String> {
-        self.trouble.lock().unwrap_or_else(|e| e.into_inner()).clone()
+        self.last_error.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
-    async fn known(&self) -> Result<Arc<Vec<McpTool>>, ToolError> {
-        let found = self.look().await;
-        *self.trouble.lock().unwrap_or_else(|e| e.into_inner()) = found.as_ref().err().map(|e| match e {
-            ToolError::NotCalled(why) | ToolError::Lost(why) => why.clone(),
+    async fn list_tools(&self) -> Result<Arc<Vec<McpTool>>, ToolError> {
+        let refreshed = self.refresh_tools().await;
+        *self.last_error.lock().unwrap_or_else(|e| e.into_inner()) = refreshed.as_ref().err().map(|e| match e {
+            ToolError::NotCalled(reason) | ToolError::Lost(reason) => reason.clone(),
         });
-        let mut known = self.known.lock().unwrap_or_else(|e| e.into_inner());
-        match (found, &*known) {
-            (Ok(Some(tools)), _) => Ok(known.insert(Arc::new(tools)).clone()),
-            (_, Some(before)) => Ok(before.clone()),
+        let mut cached = self.cached_tools.lock().unwrap_or_else(|e| e.into_inner());
+        match (refreshed, &*cached) {
+            (Ok(Some(tools)), _) => Ok(cached.insert(Arc::new(tools)).clone()),
+            (_, Some(previous)) => Ok(previous.clone()),
             (Err(e), None) => Err(e),
             (Ok(None), None) => Ok(Arc::default()),
         }
     }
 
     /// Requests the list of tools if it is stale. Returns `None` if it is not.
-    async fn look(&self) -> Result<Option<Vec<McpTool>>, ToolError> {
+    async fn refresh_tools(&self) -> Result<Option<Vec<McpTool>>, ToolError> {
         let connection = self.connection().await?;
         if !connection.stale.swap(false, Ordering::AcqRel) {
             return Ok(None);
         }
         let listed = tokio::time::timeout(TIME_TO_START, connection.peer.list_all_tools()).await;
-        let tools = listed.map_err(|_| self.silent(TIME_TO_START)).and_then(|l| l.map_err(|e| self.error(e)));
+        let tools = listed.map_err(|_| self.timeout_error(TIME_TO_START)).and_then(|l| l.map_err(|e| self.error(e)));
         let tools = tools.inspect_err(|_| connection.stale.store(true, Ordering::Release));
         // Listing executes no tool, so a lost request is never a lost call.
         let tools = tools.map_err(|e| match e {
-            ToolError::NotCalled(why) | ToolError::Lost(why) => ToolError::NotCalled(why),
+            ToolError::NotCalled(reason) | ToolError::Lost(reason) => ToolError::NotCalled(reason),
         })?;
         Ok(Some(tools.into_iter().map(|tool| self.describe(tool)).collect()))
     }
@@ -187,10 +187,10 @@ impl McpServer {
         let connection = self.connection().await?;
         // On timeout the request future is dropped, which sends a cancellation to the server.
         let limit = self.source.limit();
-        let asked = tokio::time::timeout(limit, connection.peer.call_tool_once(params)).await;
-        match asked.map_err(|_| self.silent(limit))? {
+        let response = tokio::time::timeout(limit, connection.peer.call_tool_once(params)).await;
+        match response.map_err(|_| self.timeout_error(limit))? {
             Ok(CallToolResponse::Complete(result)) => Ok(output(result)),
-            Ok(_) => Ok(failed("the tool wants something that nobody here can give".into())),
+            Ok(_) => Ok(failed("the tool needs further input, which this server does not support".into())),
             Err(ServiceError::McpError(e)) => Ok(failed(e.message.into_owned())),
             Err(e) => {
                 if !matches!(e, ServiceError::UnexpectedResponse) {
@@ -201,7 +201,7 @@ impl McpServer {
         }
     }
 
-    fn silent(&self, limit: Duration) -> ToolError {
+    fn timeout_error(&self, limit: Duration) -> ToolError {
         ToolError::Lost(format!("the MCP server {} did not answer within {}", self.name, spoken(limit)))
     }
 
@@ -213,46 +213,48 @@ impl McpServer {
                 Some(StreamableHttpError::Client(e)) => !e.is_connect(),
                 Some(StreamableHttpError::SessionExpired) => false,
                 Some(_) => true,
-                None => matches!(self.place, McpTransport::Address { .. }),
+                None => matches!(self.transport, McpTransport::Address { .. }),
             },
             _ => true,
         };
         match (sent, e) {
-            (false, _) => ToolError::NotCalled(format!("the MCP server {name} is not there")),
-            (true, ServiceError::TransportClosed) => ToolError::Lost(format!("the MCP server {name} went away")),
+            (false, _) => ToolError::NotCalled(format!("the MCP server {name} is not running")),
+            (true, ServiceError::TransportClosed) => {
+                ToolError::Lost(format!("the MCP server {name} closed the connection"))
+            }
             // The error's text is omitted: it may quote messages.
-            (true, _) => ToolError::Lost(format!("the connection to the MCP server {name} broke")),
+            (true, _) => ToolError::Lost(format!("the connection to the MCP server {name} was lost")),
         }
     }
 
     async fn connection(&self) -> Result<Arc<McpConnection>, ToolError> {
-        let mut place = self.connection.lock().await;
-        match &*place {
-            Some(connection) if connection.lives() => Ok(connection.clone()),
+        let mut slot = self.connection.lock().await;
+        match &*slot {
+            Some(connection) if connection.is_alive() => Ok(connection.clone()),
             _ => {
-                *place = None;
+                *slot = None;
                 let new = match tokio::time::timeout(TIME_TO_START, self.connect()).await {
-                    Ok(new) => new.map_err(|e| format!("the MCP server {} can not be reached: {e:#}", self.name)),
-                    Err(_) => Err(format!("the MCP server {} did not start within a minute", self.name)),
+                    Ok(new) => new.map_err(|e| format!("could not connect to the MCP server {}: {e:#}", self.name)),
+                    Err(_) => Err(format!("the MCP server {} did not start within 60 s", self.name)),
                 };
                 let new = Arc::new(new.map_err(ToolError::NotCalled)?);
                 tracing::info!(server = self.name, "connected to an MCP server");
-                Ok(place.insert(new).clone())
+                Ok(slot.insert(new).clone())
             }
         }
     }
 
     async fn forget(&self, connection: &Arc<McpConnection>) {
-        let mut place = self.connection.lock().await;
-        if place.as_ref().is_some_and(|c| Arc::ptr_eq(c, connection)) {
-            *place = None;
+        let mut slot = self.connection.lock().await;
+        if slot.as_ref().is_some_and(|c| Arc::ptr_eq(c, connection)) {
+            *slot = None;
         }
     }
 
     async fn connect(&self) -> anyhow::Result<McpConnection> {
         let stale = Arc::new(AtomicBool::new(true));
         let listener = Listener { stale: stale.clone() };
-        let (service, group) = match &self.place {
+        let (service, group) = match &self.transport {
             McpTransport::Address { url, client } => {
                 let mut config = StreamableHttpClientTransportConfig::with_uri(url.as_str());
                 config.max_sse_event_size = MAX_MESSAGE_BYTES;
@@ -262,7 +264,7 @@ impl McpServer {
                 let mut group = self.start(command, env)?;
                 let child = group.child();
                 let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-                    anyhow::bail!("it has no standard input and output");
+                    anyhow::bail!("the process has no standard input and output");
                 };
                 let transport = AsyncRwTransport::new_client(output, input).with_max_line_length(MAX_MESSAGE_BYTES);
                 (listener.serve(transport).await, Some(group))
@@ -270,8 +272,8 @@ impl McpServer {
         };
         // The error may be long and may quote messages, so it is truncated.
         let service = service.map_err(|e| {
-            let why = e.to_string();
-            anyhow::anyhow!("{}", why.chars().take(200).collect::<String>())
+            let reason = e.to_string();
+            anyhow::anyhow!("{}", reason.chars().take(200).collect::<String>())
         })?;
         let peer = service.peer().clone();
         Ok(McpConnection { service: service.into(), peer, stale, group: Mutex::new(group) })
@@ -284,7 +286,8 @@ impl McpServer {
         program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = program.process_group(0).kill_on_drop(true).spawn()?;
         if let Some(log) = child.stderr.take() {
-            let (log, name) = (std::fs::File::from(log.into_owned_fd()?), self.name.clone());
+            let log = std::fs::File::from(log.into_owned_fd()?);
+            let name = self.name.clone();
             // A separate thread, which ends with the process, so that its standard error is always drained.
             std::thread::Builder::new().name("mcp-stderr".into()).spawn(move || copy_to_log(log, &name))?;
         }
@@ -306,7 +309,7 @@ fn copy_to_log(log: std::fs::File, server: &str) {
     let mut log = BufReader::new(log);
     let mut line = Vec::new();
     while matches!((&mut log).take(MAX_LINE_BYTES).read_until(b'\n', &mut line), Ok(n) if n > 0) {
-        tracing::debug!(server, line = %String::from_utf8_lossy(&line).trim_end(), "an MCP server says");
+        tracing::debug!(server, line = %String::from_utf8_lossy(&line).trim_end(), "log output of an MCP server");
         line.clear();
     }
 }
@@ -333,7 +336,7 @@ fn output(result: CallToolResult) -> ToolOutput {
                 ResourceContents::BlobResourceContents { uri, .. } => content.push_str(&format!("[resource {uri}]")),
                 _ => content.push_str("[resource]"),
             },
-            _ => content.push_str("[something else]"),
+            _ => content.push_str("[unsupported content]"),
         }
         if content.len() > MAX_ANSWER_BYTES {
             break;
@@ -345,6 +348,6 @@ fn output(result: CallToolResult) -> ToolOutput {
     ToolOutput { content: clip(content), failed: result.is_error.unwrap_or(false) }
 }
 
-fn marker(what: &str, kind: &str, base64: usize) -> String {
-    format!("[{what}, {kind}, {} bytes]", base64 / 4 * 3)
+fn marker(media: &str, mime_type: &str, base64: usize) -> String {
+    format!("[{media}, {mime_type}, {} bytes]", base64 / 4 * 3)
 }

@@ -49,8 +49,8 @@ impl ProcessGroup {
     /// Returns true if the leader has exited, without reaping it.
     pub fn has_ended(&self) -> bool {
         use rustix::process::{WaitId, WaitIdOptions, waitid};
-        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        self.id.is_none_or(|id| !matches!(waitid(WaitId::Pid(id), look), Ok(None)))
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        self.id.is_none_or(|id| !matches!(waitid(WaitId::Pid(id), options), Ok(None)))
     }
 
     fn kill(&mut self) {

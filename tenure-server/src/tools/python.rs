@@ -23,10 +23,10 @@ use tokio::process::Command;
 /// Name of the tool, as models call it.
 pub const NAME: &str = "python";
 /// Code that prints the location of the interpreter: the program found in `PATH` may be a wrapper script.
-const WHERE: &str =
+const LOCATE_SCRIPT: &str =
     "import sys, json; print(json.dumps([sys.executable, sys.prefix, sys.base_prefix, list(sys.version_info)[:2]]))";
 /// Maximum number of sessions for which the reason is stored why their interpreter has ended.
-const MAX_GONE: usize = 10_000;
+const MAX_END_REASONS: usize = 10_000;
 /// Python's error message when a file system has no space or no inodes left.
 const DISK_IS_FULL: &str = "No space left on device";
 /// Maximum number of open files of an interpreter.
@@ -48,8 +48,8 @@ pub fn tool() -> Tool {
 /// The pool of interpreters, at most `python.max_processes`.
 pub struct Pool {
     settings: Python,
-    found: tokio::sync::OnceCell<AcquiredInterpreter>,
-    seats: Mutex<InterpreterSlots>,
+    located: tokio::sync::OnceCell<AcquiredInterpreter>,
+    slots: Mutex<InterpreterSlots>,
 }
 
 /// Location of a Python installation on this machine.
@@ -61,14 +61,14 @@ struct AcquiredInterpreter {
 
 #[derive(Default)]
 struct InterpreterSlots {
-    taken: HashMap<SessionKey, Arc<InterpreterSlot>>,
+    occupied: HashMap<SessionKey, Arc<InterpreterSlot>>,
     /// Sessions whose interpreter has ended, with the reason, which is reported with their next call.
-    gone: HashMap<SessionKey, &'static str>,
+    end_reasons: HashMap<SessionKey, &'static str>,
 }
 
 /// A session's interpreter. The lock of `process` is held for the duration of a call.
 struct InterpreterSlot {
-    used: Mutex<Stopwatch>,
+    last_used: Mutex<Stopwatch>,
     process: tokio::sync::Mutex<Option<Process>>,
     /// Notified when the session has ended: a call in progress is cancelled.
     ended: tokio::sync::Notify,
@@ -77,7 +77,7 @@ struct InterpreterSlot {
 impl Pool {
     /// Creates an empty pool.
     pub fn new(settings: Python) -> Self {
-        Self { settings, found: tokio::sync::OnceCell::new(), seats: Mutex::default() }
+        Self { settings, located: tokio::sync::OnceCell::new(), slots: Mutex::default() }
     }
 
     /// Returns the interval between two checks for idle interpreters.
@@ -86,8 +86,8 @@ impl Pool {
         (idle / 4).clamp(Duration::from_millis(50), Duration::from_secs(1))
     }
 
-    fn seats(&self) -> MutexGuard<'_, InterpreterSlots> {
-        self.seats.lock().unwrap_or_else(|e| e.into_inner())
+    fn slots(&self) -> MutexGuard<'_, InterpreterSlots> {
+        self.slots.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Executes code in the session's interpreter, starting one if necessary. A call over its timeout is interrupted;
@@ -95,98 +95,106 @@ impl Pool {
     pub async fn call(&self, source: &PythonSource, call: &ToolInvocation) -> Result<ToolOutput, ToolError> {
         let Some(code) = call.arguments.get("code").and_then(|c| c.as_str()) else {
             return Ok(ToolOutput {
-                content: "the argument `code` is missing: a text with Python code".into(),
+                content: "the argument `code` (a string with Python code) is missing".into(),
                 failed: true,
             });
         };
-        let seat = self.seat(&call.session).await?;
-        let mut place = seat.process.lock().await;
+        let slot = self.acquire_slot(&call.session).await?;
+        let mut current = slot.process.lock().await;
         let grace = self.settings.grace.duration().unwrap_or_default();
-        if let Some(process) = &mut *place
+        if let Some(process) = &mut *current
             && !process.settles(grace).await
         {
-            self.leave(&call.session, place.take(), "a call was given up and could not be interrupted").await;
+            self.end_process(&call.session, current.take(), "a cancelled call could not be interrupted").await;
         }
-        let process = match &mut *place {
+        let process = match &mut *current {
             Some(process) => process,
             empty => match self.start(source).await {
                 Ok(process) => empty.insert(process),
-                Err(e) => return Err(ToolError::NotCalled(format!("no interpreter could be started: {e:#}"))),
+                Err(e) => return Err(ToolError::NotCalled(format!("could not start an interpreter: {e:#}"))),
             },
         };
-        let note = self.seats().gone.remove(&call.session);
+        let end_reason = self.slots().end_reasons.remove(&call.session);
         let limit = source.timeout.unwrap_or(self.settings.timeout).duration().unwrap_or(Duration::from_secs(30));
-        let asked = tokio::select! {
-            asked = process.ask(code, limit, grace) => asked,
-            () = seat.ended.notified() => CallOutcome::Died("the session has ended".into()),
+        let outcome = tokio::select! {
+            outcome = process.ask(code, limit, grace) => outcome,
+            () = slot.ended.notified() => CallOutcome::Died("the session has ended".into()),
         };
-        let mut output = match asked {
+        let mut output = match outcome {
             CallOutcome::Done(answer) => ToolOutput { content: answer.text, failed: answer.failed },
             CallOutcome::Interrupted(answer) => {
-                let (time, text) = (spoken(limit), answer.text);
-                let content = format!("{text}\n[interrupted after {time}; what was defined before is still there]");
+                let time = spoken(limit);
+                let text = answer.text;
+                let content = format!("{text}\n[interrupted after {time}; earlier definitions are kept]");
                 ToolOutput { content, failed: true }
             }
-            CallOutcome::Died(why) => {
-                if let Some(process) = place.take() {
+            CallOutcome::Died(reason) => {
+                if let Some(process) = current.take() {
                     process.end().await;
                 }
-                let content =
-                    format!("[{why}; everything that was defined is gone, the next call starts a new interpreter]");
+                let content = format!("[{reason}; all definitions are lost, the next call starts a new interpreter]");
                 return Ok(ToolOutput { content, failed: true });
             }
         };
         if output.failed && output.content.contains(DISK_IS_FULL) {
-            let (disk, max_files) = (self.settings.disk, self.settings.max_files);
+            let disk = self.settings.disk;
+            let max_files = self.settings.max_files;
             let limits = format!("[a session may use {disk} (python.disk) and {max_files} files (python.max_files)]");
             output.content = format!("{}\n{limits}", output.content);
         }
-        if let Some(why) = note {
-            output.content = format!("[this is a new interpreter: {why}]\n{}", output.content);
+        if let Some(reason) = end_reason {
+            output.content = format!("[this is a new interpreter: {reason}]\n{}", output.content);
         }
-        *seat.used.lock().unwrap_or_else(|e| e.into_inner()) = Stopwatch::start();
+        *slot.last_used.lock().unwrap_or_else(|e| e.into_inner()) = Stopwatch::start();
         Ok(output)
     }
 
     /// Returns the session's slot. If all slots are taken, evicts the session that has been idle for longest; fails
     /// if none is idle.
-    async fn seat(&self, session: &SessionKey) -> Result<Arc<InterpreterSlot>, ToolError> {
-        let (seat, evicted) = {
-            let mut seats = self.seats();
-            if let Some(seat) = seats.taken.get(session) {
-                return Ok(seat.clone());
+    async fn acquire_slot(&self, session: &SessionKey) -> Result<Arc<InterpreterSlot>, ToolError> {
+        let (slot, evicted) = {
+            let mut slots = self.slots();
+            if let Some(slot) = slots.occupied.get(session) {
+                return Ok(slot.clone());
             }
             let mut evicted = None;
-            if seats.taken.len() >= self.settings.max_processes {
-                let idle = seats.taken.iter().filter(|(_, seat)| Arc::strong_count(seat) == 1);
-                let Some(longest) = idle.max_by_key(|(_, seat)| seat.idle()).map(|(key, _)| key.clone()) else {
+            if slots.occupied.len() >= self.settings.max_processes {
+                let idle = slots.occupied.iter().filter(|(_, slot)| Arc::strong_count(slot) == 1);
+                let Some(longest) = idle.max_by_key(|(_, slot)| slot.idle()).map(|(key, _)| key.clone()) else {
                     let max = self.settings.max_processes;
                     return Err(ToolError::NotCalled(format!(
                         "all {max} interpreters are busy (python.max_processes); try again later"
                     )));
                 };
-                evicted = seats.taken.remove(&longest).map(|seat| (longest, seat));
+                evicted = slots.occupied.remove(&longest).map(|slot| (longest, slot));
             }
-            let (used, process, ended) = (Mutex::new(Stopwatch::start()), Default::default(), Default::default());
-            let seat = Arc::new(InterpreterSlot { used, process, ended });
-            seats.taken.insert(session.clone(), seat.clone());
-            (seat, evicted)
+            let last_used = Mutex::new(Stopwatch::start());
+            let process = Default::default();
+            let ended = Default::default();
+            let slot = Arc::new(InterpreterSlot { last_used, process, ended });
+            slots.occupied.insert(session.clone(), slot.clone());
+            (slot, evicted)
         };
         if let Some((key, evicted)) = evicted {
-            self.leave(&key, evicted.process.lock().await.take(), "another session needed its place").await;
+            self.end_process(
+                &key,
+                evicted.process.lock().await.take(),
+                "the previous one was evicted for another session",
+            )
+            .await;
         }
-        Ok(seat)
+        Ok(slot)
     }
 
     /// Ends an interpreter whose session may continue, and stores the reason for its next call.
-    async fn leave(&self, session: &SessionKey, process: Option<Process>, why: &'static str) {
+    async fn end_process(&self, session: &SessionKey, process: Option<Process>, reason: &'static str) {
         let Some(process) = process else { return };
         {
-            let mut seats = self.seats();
-            if seats.gone.len() >= MAX_GONE {
-                seats.gone.clear();
+            let mut slots = self.slots();
+            if slots.end_reasons.len() >= MAX_END_REASONS {
+                slots.end_reasons.clear();
             }
-            seats.gone.insert(session.clone(), why);
+            slots.end_reasons.insert(session.clone(), reason);
         }
         process.end().await;
     }
@@ -197,15 +205,15 @@ impl Pool {
         let grace = self.settings.grace.duration().unwrap_or_default();
         let mut ended = Vec::new();
         {
-            let mut seats = self.seats();
-            seats.taken.retain(|key, seat| {
+            let mut slots = self.slots();
+            slots.occupied.retain(|key, slot| {
                 // Another reference to the slot means that a call is using it.
-                let Some(mut process) = (Arc::strong_count(seat) == 1).then(|| seat.process.try_lock().ok()).flatten()
+                let Some(mut process) = (Arc::strong_count(slot) == 1).then(|| slot.process.try_lock().ok()).flatten()
                 else {
                     return true;
                 };
                 let stuck = process.as_ref().is_some_and(|p| p.given_up().is_some_and(|time| time > grace));
-                if seat.idle() <= idle && !stuck {
+                if slot.idle() <= idle && !stuck {
                     return true;
                 }
                 ended.push((key.clone(), process.take()));
@@ -213,20 +221,20 @@ impl Pool {
             });
         }
         for (key, process) in ended {
-            self.leave(&key, process, "the one before was idle for too long").await;
+            self.end_process(&key, process, "the previous one was idle for too long").await;
         }
     }
 
     /// Ends a session's interpreter permanently, cancelling a call in progress.
     pub async fn end(&self, session: &SessionKey) {
-        let seat = {
-            let mut seats = self.seats();
-            seats.gone.remove(session);
-            seats.taken.remove(session)
+        let slot = {
+            let mut slots = self.slots();
+            slots.end_reasons.remove(session);
+            slots.occupied.remove(session)
         };
-        let Some(seat) = seat else { return };
-        seat.ended.notify_one();
-        let process = seat.process.lock().await.take();
+        let Some(slot) = slot else { return };
+        slot.ended.notify_one();
+        let process = slot.process.lock().await.take();
         if let Some(process) = process {
             process.end().await;
         }
@@ -234,7 +242,7 @@ impl Pool {
 
     /// Ends all interpreters.
     pub async fn close(&self) {
-        let keys: Vec<SessionKey> = self.seats().taken.keys().cloned().collect();
+        let keys: Vec<SessionKey> = self.slots().occupied.keys().cloned().collect();
         for key in keys {
             self.end(&key).await;
         }
@@ -245,7 +253,7 @@ impl Pool {
     pub async fn prepare(&self) {
         interpreter::clean(&self.settings.helper, &scratch()).await;
         let probe = async {
-            let plan = self.plan(None, self.read()?);
+            let plan = self.plan(None, self.read_paths()?);
             interpreter::probe(&self.settings.helper, plan).await
         };
         match probe.await {
@@ -259,12 +267,12 @@ impl Pool {
                 require = %self.settings.require,
                 "the Python tool is not fully isolated; see docs/tools.md"
             ),
-            Err(why) => tracing::error!(error = %format!("{why:#}"), "the Python tool can not be used"),
+            Err(reason) => tracing::error!(error = %format!("{reason:#}"), "the Python tool is not available"),
         }
     }
 
     /// Returns the directories of `python.read` as absolute paths. Fails if one does not exist.
-    fn read(&self) -> anyhow::Result<Vec<PathBuf>> {
+    fn read_paths(&self) -> anyhow::Result<Vec<PathBuf>> {
         let check = |path: &String| {
             let absolute = std::path::absolute(path)?;
             if !absolute.exists() {
@@ -291,7 +299,7 @@ impl Pool {
     }
 
     async fn start(&self, source: &PythonSource) -> anyhow::Result<Process> {
-        let found = self.found.get_or_try_init(|| find(&self.settings.program)).await?;
+        let located = self.located.get_or_try_init(|| locate_interpreter(&self.settings.program)).await?;
         let settings = &self.settings;
         let limits = ProcessLimits {
             memory: source.memory.unwrap_or(settings.memory).0,
@@ -301,8 +309,8 @@ impl Pool {
             seconds: source.timeout.unwrap_or(settings.timeout).duration().unwrap_or_default().as_secs() + 1,
             processes: None,
         };
-        let read = found.prefixes.iter().cloned().chain(self.read()?).collect();
-        let plan = self.plan(Some(Interpreter { program: found.program.clone(), limits }), read);
+        let read = located.prefixes.iter().cloned().chain(self.read_paths()?).collect();
+        let plan = self.plan(Some(Interpreter { program: located.program.clone(), limits }), read);
         let max_line = usize::try_from(settings.output.0).unwrap_or(usize::MAX).saturating_mul(6).saturating_add(4096);
         Process::start(&settings.helper, plan, max_line).await
     }
@@ -315,19 +323,21 @@ fn scratch() -> PathBuf {
 
 impl InterpreterSlot {
     fn idle(&self) -> Duration {
-        self.used.lock().unwrap_or_else(|e| e.into_inner()).elapsed()
+        self.last_used.lock().unwrap_or_else(|e| e.into_inner()).elapsed()
     }
 }
 
-async fn find(program: &str) -> anyhow::Result<AcquiredInterpreter> {
-    let mut ask = Command::new(program);
-    ask.args(["-I", "-c", WHERE]).stdin(Stdio::null()).kill_on_drop(true);
-    let answer = tokio::time::timeout(TIME_TO_START, ask.output()).await.context("it did not answer in time")?;
-    let answer = answer.with_context(|| format!("can not run {program:?}"))?;
-    type Places = (PathBuf, PathBuf, PathBuf, (u32, u32));
-    let places: Places = serde_json::from_slice(&answer.stdout)
+async fn locate_interpreter(program: &str) -> anyhow::Result<AcquiredInterpreter> {
+    let mut command = Command::new(program);
+    command.args(["-I", "-c", LOCATE_SCRIPT]).stdin(Stdio::null()).kill_on_drop(true);
+    let answer = tokio::time::timeout(TIME_TO_START, command.output())
+        .await
+        .context("the interpreter did not respond in time")?;
+    let answer = answer.with_context(|| format!("cannot run {program:?}"))?;
+    type InterpreterPaths = (PathBuf, PathBuf, PathBuf, (u32, u32));
+    let paths: InterpreterPaths = serde_json::from_slice(&answer.stdout)
         .with_context(|| format!("{program:?} is not a Python interpreter ({})", answer.status))?;
-    let (program, prefix, base, version) = places;
+    let (program, prefix, base, version) = paths;
     if version < (3, 9) {
         bail!("Python {}.{} is too old; 3.9 or later is needed", version.0, version.1);
     }

@@ -47,7 +47,7 @@ def clip(data):
     limit, size = limits["output"], len(data)
     if size > limit:
         half = limit // 2
-        data = data[:half] + f"\n[... {size - 2 * half} bytes left out ...]\n".encode() + data[-half:]
+        data = data[:half] + f"\n[... {size - 2 * half} bytes omitted ...]\n".encode() + data[-half:]
     return data.decode("utf-8", "replace")
 
 

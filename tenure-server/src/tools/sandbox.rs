@@ -32,16 +32,16 @@ pub fn dispatch(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCod
         return None;
     }
     let job = arguments.next().and_then(|text| serde_json::from_str(text.to_str()?).ok());
-    let done = match job {
+    let result = match job {
         Some(SandboxJob::Supervise(plan)) => supervisor::run(plan),
         Some(SandboxJob::Init(plan)) => init::run(&plan),
         Some(SandboxJob::Clean(scratch)) => cleanup::clean(&scratch).map_err(Into::into),
         None => {
-            eprintln!("error: `{SUBCOMMAND}` is started by the server only");
+            eprintln!("error: `{SUBCOMMAND}` is internal and can only be started by the server");
             return Some(ExitCode::FAILURE);
         }
     };
-    Some(match done {
+    Some(match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             // Ignored: the server may have closed the pipe.
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_its_own_arguments_are_taken() {
+    fn only_the_sandbox_subcommand_is_dispatched() {
         let run = |arguments: &[&str]| dispatch(arguments.iter().map(OsString::from));
         assert_eq!(run(&["tenure"]), None);
         assert_eq!(run(&["tenure", "serve"]), None);

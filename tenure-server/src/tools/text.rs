@@ -11,12 +11,13 @@ const NOTE_BYTES: usize = 64;
 /// Truncates a text to at most [`MAX_ANSWER_BYTES`] bytes, including the note that says how much was omitted.
 pub fn clip(mut text: String) -> String {
     if text.len() > MAX_ANSWER_BYTES {
-        let (all, mut end) = (text.len(), MAX_ANSWER_BYTES - NOTE_BYTES);
+        let total = text.len();
+        let mut end = MAX_ANSWER_BYTES - NOTE_BYTES;
         while !text.is_char_boundary(end) {
             end -= 1;
         }
         text.truncate(end);
-        text.push_str(&format!("\n[... {} bytes left out ...]", all - end));
+        text.push_str(&format!("\n[... {} bytes omitted ...]", total - end));
     }
     text
 }
@@ -31,10 +32,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_answers_are_cut_off() {
+    fn long_answers_are_truncated() {
         let clipped = clip("é".repeat(MAX_ANSWER_BYTES));
         assert!(clipped.len() <= MAX_ANSWER_BYTES, "{}", clipped.len());
-        assert!(clipped.ends_with("bytes left out ...]"));
+        assert!(clipped.ends_with("bytes omitted ...]"));
         assert!(MAX_ANSWER_BYTES <= tenure::RunPolicy::default().max_result_bytes, "a clipped result ends no run");
         assert_eq!(clip("short".into()), "short");
     }

@@ -38,13 +38,13 @@ impl Toolbox {
         let mut sources = HashMap::new();
         for (i, assistant) in config.assistants.iter().enumerate() {
             for (j, source) in assistant.tools.iter().enumerate() {
-                let at = || format!("assistants[{i}].tools[{j}]");
-                let made = match source {
-                    ToolSource::Mcp(mcp) => ToolboxSource::Mcp(mcp::McpServer::new(mcp).with_context(at)?),
-                    ToolSource::Http(http) => ToolboxSource::Http(http::Endpoint::new(http).with_context(at)?),
+                let location = || format!("assistants[{i}].tools[{j}]");
+                let entry = match source {
+                    ToolSource::Mcp(mcp) => ToolboxSource::Mcp(mcp::McpServer::new(mcp).with_context(location)?),
+                    ToolSource::Http(http) => ToolboxSource::Http(http::Endpoint::new(http).with_context(location)?),
                     ToolSource::Python(_) | ToolSource::Memory => continue,
                 };
-                sources.insert(key(source), made);
+                sources.insert(key(source), entry);
             }
         }
         let has_python =
@@ -91,7 +91,7 @@ impl Tools for Toolbox {
     async fn list(&self, assistant: &Assistant) -> Result<Vec<Tool>, ToolError> {
         let mut tools: Vec<Tool> = Vec::new();
         for source in &assistant.tools {
-            let found = match source {
+            let listed = match source {
                 ToolSource::Python(_) => vec![python::tool()],
                 // Memory tools are provided by the library.
                 ToolSource::Memory => continue,
@@ -100,10 +100,11 @@ impl Tools for Toolbox {
                     ToolboxSource::Http(endpoint) => vec![endpoint.tool().clone()],
                 },
             };
-            for tool in found {
-                match tools.iter().any(|t| t.name == tool.name) {
-                    false => tools.push(tool),
-                    true => tracing::debug!(tool = tool.name, "two tools have one name; the first one counts"),
+            for tool in listed {
+                if tools.iter().any(|t| t.name == tool.name) {
+                    tracing::debug!(tool = tool.name, "duplicate tool name; the first tool is used");
+                } else {
+                    tools.push(tool);
                 }
             }
         }
@@ -111,23 +112,23 @@ impl Tools for Toolbox {
     }
 
     async fn call(&self, assistant: &Assistant, call: &ToolInvocation) -> Result<ToolOutput, ToolError> {
-        let mut unsure = None;
+        let mut last_error = None;
         for source in &assistant.tools {
-            let found = match source {
+            let entry = match source {
                 ToolSource::Python(python) if call.tool == python::NAME => return self.python.call(python, call).await,
                 ToolSource::Python(_) | ToolSource::Memory => continue,
                 declared => self.source(declared)?,
             };
-            match found {
+            match entry {
                 ToolboxSource::Http(endpoint) if endpoint.tool().name == call.tool => return endpoint.call(call).await,
                 ToolboxSource::Http(_) => {}
                 ToolboxSource::Mcp(server) => match server.call(call).await {
                     Some(outcome) => return outcome,
-                    None => unsure = unsure.or(server.why_unknown()),
+                    None => last_error = last_error.or(server.why_unknown()),
                 },
             }
         }
-        Err(ToolError::NotCalled(unsure.unwrap_or_else(|| format!("there is no tool {:?}", call.tool))))
+        Err(ToolError::NotCalled(last_error.unwrap_or_else(|| format!("unknown tool {:?}", call.tool))))
     }
 
     async fn end(&self, session: &SessionKey) {

@@ -19,7 +19,7 @@ pub enum WorkspaceError {
     #[error("the workspace is in use by another session; try again in a moment")]
     Busy,
     /// The workspace exceeds a limit.
-    #[error("the workspace is over its limit `{limit}` of {max}; leave out what need not be kept with a .gitignore")]
+    #[error("the workspace exceeds its limit `{limit}` of {max}; exclude files with a .gitignore")]
     TooLarge {
         /// Name of the limit.
         limit: &'static str,
@@ -27,7 +27,7 @@ pub enum WorkspaceError {
         max: u64,
     },
     /// Workspaces are not enabled on this server.
-    #[error("workspaces are not kept here; set `workspaces.root` in the configuration")]
+    #[error("workspaces are not enabled; set `workspaces.root` in the configuration")]
     Disabled,
     /// The session names no workspace.
     #[error("session {0} names no workspace; set `metadata.{METADATA_KEY}` first")]

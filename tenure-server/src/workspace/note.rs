@@ -16,8 +16,7 @@ pub struct CommitNote {
 
 impl CommitNote {
     /// Creates a note for a commit of the session's workspace.
-    pub fn new(head: &Head, seq: Option<Seq>, what: impl Into<String>) -> Self {
-        let (session, born) = (head.info.session_id.clone(), head.info.created_at);
-        Self { session, born, seq, what: what.into() }
+    pub fn new(head: &Head, seq: Option<Seq>, subject: impl Into<String>) -> Self {
+        Self { session: head.info.session_id.clone(), born: head.info.created_at, seq, what: subject.into() }
     }
 }

@@ -12,10 +12,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-const DIRECTORY: i32 = 0o040000;
-const PLAIN: i32 = 0o100644;
-const PROGRAM: i32 = 0o100755;
-const LINK: i32 = 0o120000;
+const MODE_DIRECTORY: i32 = 0o040000;
+const MODE_FILE: i32 = 0o100644;
+const MODE_EXECUTABLE: i32 = 0o100755;
+const MODE_SYMLINK: i32 = 0o120000;
 
 /// Maximum depth of nested directories.
 const MAX_DEPTH: usize = 100;
@@ -39,17 +39,17 @@ pub fn is_git(name: &[u8]) -> bool {
 }
 
 /// Writes the files below a directory as a tree and returns its id. Ignored files are skipped unless they are in
-/// `also`.
+/// `include`.
 pub fn read(
     git: &Repository,
-    at: &Path,
+    root: &Path,
     dir: &OwnedFd,
     limits: TreeLimits,
-    also: Option<&Tree<'_>>,
+    include: Option<&Tree<'_>>,
 ) -> Result<Oid, WorkspaceError> {
-    let mut reader = TreeReader { git, root: at, limits, files: 0, bytes: 0 };
-    let found = reader.directory(dir, Path::new(""), 0, also)?;
-    found.map_or_else(|| Ok(git.treebuilder(None)?.write()?), Ok)
+    let mut reader = TreeReader { git, root, limits, files: 0, bytes: 0 };
+    let tree_id = reader.directory(dir, Path::new(""), 0, include)?;
+    tree_id.map_or_else(|| Ok(git.treebuilder(None)?.write()?), Ok)
 }
 
 struct TreeReader<'a> {
@@ -65,44 +65,44 @@ impl TreeReader<'_> {
     fn directory(
         &mut self,
         dir: &OwnedFd,
-        at: &Path,
+        parent: &Path,
         depth: usize,
-        also: Option<&Tree<'_>>,
+        include: Option<&Tree<'_>>,
     ) -> Result<Option<Oid>, WorkspaceError> {
         if depth > MAX_DEPTH {
             return Err(WorkspaceError::TooLarge { limit: "depth", max: MAX_DEPTH as u64 });
         }
-        self.check_ignore_file(dir, at)?;
+        self.check_ignore_file(dir, parent)?;
         let mut tree = self.git.treebuilder(None)?;
-        for entry in Dir::read_from(dir).map_err(|e| self.failed(at, e))? {
-            let entry = entry.map_err(|e| self.failed(at, e))?;
+        for entry in Dir::read_from(dir).map_err(|e| self.failed(parent, e))? {
+            let entry = entry.map_err(|e| self.failed(parent, e))?;
             let bytes = entry.file_name().to_bytes();
             if [&b"."[..], b"..", UNFINISHED.as_bytes()].contains(&bytes) || is_git(bytes) {
                 continue;
             }
             let name = OsStr::from_bytes(bytes);
-            let path = at.join(name);
+            let path = parent.join(name);
             let stat = match fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) => stat,
                 Err(Errno::NOENT) => continue,
                 Err(e) => return Err(self.failed(&path, e)),
             };
             let kind = FileType::from_raw_mode(stat.st_mode);
-            let also = also.and_then(|tree| tree.get_name_bytes(bytes));
-            if also.is_none() && self.is_ignored(&path, kind)? {
+            let include = include.and_then(|tree| tree.get_name_bytes(bytes));
+            if include.is_none() && self.is_ignored(&path, kind)? {
                 continue;
             }
-            let found = match kind {
-                FileType::Directory => self.subdirectory(dir, name, &path, depth, also.as_ref())?,
+            let written = match kind {
+                FileType::Directory => self.subdirectory(dir, name, &path, depth, include.as_ref())?,
                 FileType::RegularFile => {
-                    let mode = if stat.st_mode & 0o100 == 0 { PLAIN } else { PROGRAM };
+                    let mode = if stat.st_mode & 0o100 == 0 { MODE_FILE } else { MODE_EXECUTABLE };
                     self.file(dir, name, &path)?.map(|id| (id, mode))
                 }
                 FileType::Symlink => Some(self.link(dir, name, &path)?),
                 // Sockets, pipes and devices have no contents to store.
                 _ => None,
             };
-            if let Some((id, mode)) = found {
+            if let Some((id, mode)) = written {
                 tree.insert(name, id, mode).map_err(|e| self.failed(&path, e.message()))?;
             }
         }
@@ -110,10 +110,10 @@ impl TreeReader<'_> {
     }
 
     /// Rejects a `.gitignore` that is not a regular file: libgit2 reads it, and would block forever on a pipe.
-    fn check_ignore_file(&self, dir: &OwnedFd, at: &Path) -> Result<(), WorkspaceError> {
+    fn check_ignore_file(&self, dir: &OwnedFd, parent: &Path) -> Result<(), WorkspaceError> {
         let plain = |mode| matches!(FileType::from_raw_mode(mode), FileType::RegularFile | FileType::Directory);
         match fs::statat(dir, IGNORE, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) if !plain(stat.st_mode) => Err(self.failed(&at.join(IGNORE), "it is not a plain file")),
+            Ok(stat) if !plain(stat.st_mode) => Err(self.failed(&parent.join(IGNORE), "not a regular file")),
             _ => Ok(()),
         }
     }
@@ -124,18 +124,18 @@ impl TreeReader<'_> {
         name: &OsStr,
         path: &Path,
         depth: usize,
-        also: Option<&TreeEntry<'_>>,
+        include: Option<&TreeEntry<'_>>,
     ) -> Result<Option<(Oid, i32)>, WorkspaceError> {
         let inner = open_dir(dir, name).map_err(|e| self.failed(path, e))?;
-        let also = also.and_then(|entry| entry.to_object(self.git).ok()?.into_tree().ok());
-        let id = self.directory(&inner, path, depth + 1, also.as_ref())?;
-        Ok(id.map(|id| (id, DIRECTORY)))
+        let include = include.and_then(|entry| entry.to_object(self.git).ok()?.into_tree().ok());
+        let id = self.directory(&inner, path, depth + 1, include.as_ref())?;
+        Ok(id.map(|id| (id, MODE_DIRECTORY)))
     }
 
     fn link(&mut self, dir: &OwnedFd, name: &OsStr, path: &Path) -> Result<(Oid, i32), WorkspaceError> {
         let target = fs::readlinkat(dir, name, Vec::new()).map_err(|e| self.failed(path, e))?;
         self.count(target.as_bytes().len() as u64)?;
-        Ok((self.git.blob(target.as_bytes())?, LINK))
+        Ok((self.git.blob(target.as_bytes())?, MODE_SYMLINK))
     }
 
     fn failed(&self, path: &Path, e: impl std::fmt::Display) -> WorkspaceError {
@@ -150,32 +150,34 @@ impl TreeReader<'_> {
 
     /// Stores a file as a blob. Returns `None` if it was removed or is no longer a regular file.
     fn file(&mut self, dir: &OwnedFd, name: &OsStr, path: &Path) -> Result<Option<Oid>, WorkspaceError> {
-        let wrong = |e: std::io::Error| WorkspaceError::at(&self.root.join(path), e);
+        let read_error = |e: std::io::Error| WorkspaceError::at(&self.root.join(path), e);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = match fs::openat(dir, name, flags, Mode::empty()) {
             Ok(file) => File::from(file),
             Err(Errno::NOENT) => return Ok(None),
-            Err(e) => return Err(wrong(e.into())),
+            Err(e) => return Err(read_error(e.into())),
         };
-        if !file.metadata().map_err(wrong)?.is_file() {
+        if !file.metadata().map_err(read_error)?.is_file() {
             return Ok(None);
         }
-        let left = self.limits.max_bytes.saturating_sub(self.bytes);
+        let remaining = self.limits.max_bytes.saturating_sub(self.bytes);
         let mut content = Vec::new();
-        file.take(left.saturating_add(1)).read_to_end(&mut content).map_err(wrong)?;
+        file.take(remaining.saturating_add(1)).read_to_end(&mut content).map_err(read_error)?;
         self.count(content.len() as u64)?;
         Ok(Some(self.git.blob(&content)?))
     }
 
     fn count(&mut self, bytes: u64) -> Result<(), WorkspaceError> {
         let TreeLimits { max_files, max_bytes } = self.limits;
-        (self.files, self.bytes) = (self.files + 1, self.bytes.saturating_add(bytes));
+        self.files = self.files + 1;
+        self.bytes = self.bytes.saturating_add(bytes);
         if self.files > max_files {
             return Err(WorkspaceError::TooLarge { limit: "max_files", max: max_files as u64 });
         }
-        match self.bytes > max_bytes {
-            true => Err(WorkspaceError::TooLarge { limit: "max_bytes", max: max_bytes }),
-            false => Ok(()),
+        if self.bytes > max_bytes {
+            Err(WorkspaceError::TooLarge { limit: "max_bytes", max: max_bytes })
+        } else {
+            Ok(())
         }
     }
 }
@@ -194,32 +196,32 @@ fn subtree<'a>(git: &'a Repository, entry: Option<&TreeEntry<'_>>) -> Result<Opt
     Ok(entry.map(|e| git.find_tree(e.id())).transpose()?)
 }
 
-/// Updates a directory from the tree `have`, which it matches now, to the tree `want`. Files in neither are not
+/// Updates a directory from the tree `current`, which it matches now, to the tree `target`. Files in neither are not
 /// touched.
 pub fn write(
     git: &Repository,
-    at: &Path,
+    parent: &Path,
     dir: &OwnedFd,
-    have: Option<&Tree<'_>>,
-    want: Option<&Tree<'_>>,
+    current: Option<&Tree<'_>>,
+    target: Option<&Tree<'_>>,
 ) -> Result<(), WorkspaceError> {
-    for entry in have.iter().flat_map(|tree| tree.iter()) {
-        let wanted = want.and_then(|tree| tree.get_name_bytes(entry.name_bytes()));
+    for entry in current.iter().flat_map(|tree| tree.iter()) {
+        let wanted = target.and_then(|tree| tree.get_name_bytes(entry.name_bytes()));
         if wanted.is_none_or(|w| is_tree(w.kind()) != is_tree(entry.kind())) {
-            remove(git, at, dir, &entry)?;
+            remove(git, parent, dir, &entry)?;
         }
     }
-    for entry in want.iter().flat_map(|tree| tree.iter()) {
-        let had = have.and_then(|tree| tree.get_name_bytes(entry.name_bytes()));
-        write_entry(git, at, dir, had.as_ref(), &entry)?;
+    for entry in target.iter().flat_map(|tree| tree.iter()) {
+        let existing = current.and_then(|tree| tree.get_name_bytes(entry.name_bytes()));
+        write_entry(git, parent, dir, existing.as_ref(), &entry)?;
     }
     Ok(())
 }
 
 /// Removes a file, or a directory with those of its files that are in the tree.
-fn remove(git: &Repository, at: &Path, dir: &OwnedFd, entry: &TreeEntry<'_>) -> Result<(), WorkspaceError> {
+fn remove(git: &Repository, parent: &Path, dir: &OwnedFd, entry: &TreeEntry<'_>) -> Result<(), WorkspaceError> {
     let name = OsStr::from_bytes(entry.name_bytes());
-    let path = at.join(name);
+    let path = parent.join(name);
     let mut flags = AtFlags::empty();
     if is_tree(entry.kind()) {
         let inner = open_dir(dir, name).map_err(|e| WorkspaceError::at(&path, e))?;
@@ -236,18 +238,18 @@ fn remove(git: &Repository, at: &Path, dir: &OwnedFd, entry: &TreeEntry<'_>) -> 
 /// Writes a file, a symbolic link, or a directory with its contents, unless it is unchanged.
 fn write_entry(
     git: &Repository,
-    at: &Path,
+    parent: &Path,
     dir: &OwnedFd,
-    had: Option<&TreeEntry<'_>>,
+    existing: Option<&TreeEntry<'_>>,
     entry: &TreeEntry<'_>,
 ) -> Result<(), WorkspaceError> {
     let bytes = entry.name_bytes();
     let name = OsStr::from_bytes(bytes);
-    let path = at.join(name);
+    let path = parent.join(name);
     if bytes.is_empty() || bytes.contains(&b'/') || [&b"."[..], b".."].contains(&bytes) || is_git(bytes) {
-        return Err(WorkspaceError::at(&path, "the commit has a name that no file may have"));
+        return Err(WorkspaceError::at(&path, "the commit contains an invalid file name"));
     }
-    if had.is_some_and(|h| h.id() == entry.id() && h.filemode() == entry.filemode()) {
+    if existing.is_some_and(|h| h.id() == entry.id() && h.filemode() == entry.filemode()) {
         return Ok(());
     }
     let Some(tree) = subtree(git, Some(entry))? else {
@@ -259,7 +261,7 @@ fn write_entry(
         Err(e) => return Err(WorkspaceError::at(&path, e)),
     }
     let inner = open_dir(dir, name).map_err(|e| WorkspaceError::at(&path, e))?;
-    write(git, &path, &inner, subtree(git, had)?.as_ref(), Some(&tree))
+    write(git, &path, &inner, subtree(git, existing)?.as_ref(), Some(&tree))
 }
 
 /// Writes a file or symbolic link atomically by renaming a temporary one.
@@ -269,18 +271,18 @@ fn put(dir: &OwnedFd, name: &OsStr, content: &[u8], mode: i32) -> std::io::Resul
         Err(e) => return Err(e.into()),
     }
     let write = || -> std::io::Result<()> {
-        if mode == LINK {
+        if mode == MODE_SYMLINK {
             fs::symlinkat(content, dir, UNFINISHED)?;
         } else {
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let mode = Mode::from_raw_mode(if mode == PROGRAM { 0o777 } else { 0o666 });
+            let mode = Mode::from_raw_mode(if mode == MODE_EXECUTABLE { 0o777 } else { 0o666 });
             File::from(fs::openat(dir, UNFINISHED, flags, mode)?).write_all(content)?;
         }
         Ok(fs::renameat(dir, UNFINISHED, dir, name)?)
     };
-    let done = write();
-    if done.is_err() {
+    let result = write();
+    if result.is_err() {
         let _ = fs::unlinkat(dir, UNFINISHED, AtFlags::empty());
     }
-    done
+    result
 }

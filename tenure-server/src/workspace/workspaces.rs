@@ -43,7 +43,7 @@ impl Workspaces {
             std::fs::create_dir_all(Path::new(&config.root).join(LOCKS))
                 .and_then(|()| std::fs::canonicalize(&config.root))
         };
-        let root = open().with_context(|| format!("workspaces.root: can not use {}", config.root))?;
+        let root = open().with_context(|| format!("workspaces.root: cannot use {}", config.root))?;
         let limits = TreeLimits { max_files: config.max_files, max_bytes: config.max_bytes };
         Ok(Some(Arc::new(Self { root, checkpoints: config.checkpoints, limits })))
     }
@@ -51,43 +51,44 @@ impl Workspaces {
     /// Registers hooks that commit workspaces when sessions end and, if `workspaces.checkpoints` is set, at
     /// checkpoints.
     pub fn install(self: Arc<Self>, tenure: &Tenure) {
-        let here = self.clone();
+        let this = self.clone();
         tenure.on_expire(move |session, _| {
-            let here = here.clone();
-            async move { here.keep(session.head(), session.seq, "the end of the session").await.map_err(|e| e.to_string()) }
+            let this = this.clone();
+            async move { this.keep(session.head(), session.seq, "end of the session").await.map_err(|e| e.to_string()) }
         });
         if self.checkpoints {
             tenure.on_checkpoint(move |head, label, seq| {
-                let here = self.clone();
-                async move { here.keep(&head, seq, &format!("checkpoint {label}")).await.map_err(|e| e.to_string()) }
+                let this = self.clone();
+                async move { this.keep(&head, seq, &format!("checkpoint {label}")).await.map_err(|e| e.to_string()) }
             });
         }
     }
 
     /// Resolves the path of a workspace. It must exist inside the tenant's own directory, after symbolic links are
     /// resolved.
-    fn place(&self, tenant: &Tenant, name: &str) -> Result<PathBuf, WorkspaceError> {
+    fn resolve_directory(&self, tenant: &Tenant, name: &str) -> Result<PathBuf, WorkspaceError> {
         check_name(name)?;
-        let home = self.root.join(file_name(tenant.as_str()));
-        let place = home.join(name);
-        let found = place.canonicalize();
-        let found = found.map_err(|e| {
-            WorkspaceError::Name(format!(
-                "there is no directory {name:?} among the workspaces of {tenant}: {e}; make it first"
-            ))
+        let tenant_dir = self.root.join(file_name(tenant.as_str()));
+        let directory = tenant_dir.join(name);
+        let resolved = directory.canonicalize();
+        let resolved = resolved.map_err(|e| {
+            WorkspaceError::Name(format!("no workspace directory {name:?} of tenant {tenant}: {e}; create it first"))
         })?;
-        if !found.starts_with(&home) || found == home {
-            return Err(WorkspaceError::Name(format!("the workspace {name:?} leads out of the directory of {tenant}")));
+        if !resolved.starts_with(&tenant_dir) || resolved == tenant_dir {
+            return Err(WorkspaceError::Name(format!(
+                "the workspace {name:?} is outside the directory of tenant {tenant}"
+            )));
         }
-        match found.is_dir() {
-            true => Ok(found),
-            false => Err(WorkspaceError::Name(format!("the workspace {name:?} is not a directory"))),
+        if resolved.is_dir() {
+            Ok(resolved)
+        } else {
+            Err(WorkspaceError::Name(format!("the workspace {name:?} is not a directory")))
         }
     }
 
-    fn open(&self, place: &Path) -> Result<SessionRepository, WorkspaceError> {
-        let name = blake3::hash(place.as_os_str().as_encoded_bytes()).to_hex();
-        SessionRepository::open(place, &self.root.join(LOCKS).join(name.as_str()))
+    fn open(&self, directory: &Path) -> Result<SessionRepository, WorkspaceError> {
+        let name = blake3::hash(directory.as_os_str().as_encoded_bytes()).to_hex();
+        SessionRepository::open(directory, &self.root.join(LOCKS).join(name.as_str()))
     }
 
     /// Runs blocking work (libgit2, file system) on a blocking thread with a timeout. Removes the root's path from
@@ -96,34 +97,39 @@ impl Workspaces {
         &self,
         work: impl FnOnce() -> Result<T, WorkspaceError> + Send + 'static,
     ) -> Result<T, WorkspaceError> {
-        let done = match tokio::time::timeout(MAX_TIME, tokio::task::spawn_blocking(work)).await {
-            Ok(done) => done.unwrap_or_else(|e| Err(WorkspaceError::Failed(format!("workspace: {e}")))),
+        let result = match tokio::time::timeout(MAX_TIME, tokio::task::spawn_blocking(work)).await {
+            Ok(result) => result.unwrap_or_else(|e| Err(WorkspaceError::Failed(format!("workspace: {e}")))),
             // The work continues in the background, and holds the lock until it is done.
-            Err(_) => Err(WorkspaceError::Failed(format!("the workspace took longer than {} s", MAX_TIME.as_secs()))),
+            Err(_) => Err(WorkspaceError::Failed(format!(
+                "the workspace operation timed out after {} s; it continues in the background",
+                MAX_TIME.as_secs()
+            ))),
         };
-        done.map_err(|e| match e {
-            WorkspaceError::Failed(why) => {
-                WorkspaceError::Failed(why.replace(&format!("{}/", self.root.display()), ""))
+        result.map_err(|e| match e {
+            WorkspaceError::Failed(reason) => {
+                WorkspaceError::Failed(reason.replace(&format!("{}/", self.root.display()), ""))
             }
             other => other,
         })
     }
 
     /// Commits a session's workspace, if it has one and its files have changed.
-    pub async fn keep(self: &Arc<Self>, head: &Head, seq: Seq, what: &str) -> Result<(), WorkspaceError> {
-        let name = match named(&head.info.metadata) {
+    pub async fn keep(self: &Arc<Self>, head: &Head, seq: Seq, subject: &str) -> Result<(), WorkspaceError> {
+        let name = match workspace_name(&head.info.metadata) {
             Ok(Some(name)) => name.to_owned(),
             Ok(None) => return Ok(()),
             // The metadata predates the workspaces feature, so it never denoted a workspace.
-            Err(why) => {
-                tracing::warn!(session_id = %head.info.session_id, %why, "a session names no workspace that could be kept");
+            Err(reason) => {
+                tracing::warn!(session_id = %head.info.session_id, %reason, "a session names an invalid workspace; it is not committed");
                 return Ok(());
             }
         };
-        let (here, tenant, note) = (self.clone(), head.tenant.clone(), CommitNote::new(head, Some(seq), what));
+        let this = self.clone();
+        let tenant = head.tenant.clone();
+        let note = CommitNote::new(head, Some(seq), subject);
         self.blocking(move || {
-            let repo = here.open(&here.place(&tenant, &name)?)?;
-            let tree = repo.read(here.limits, None)?;
+            let repo = this.open(&this.resolve_directory(&tenant, &name)?)?;
+            let tree = repo.read(this.limits, None)?;
             repo.commit(&note, tree).map(drop)
         })
         .await
@@ -131,63 +137,62 @@ impl Workspaces {
 
     /// Checks that new metadata of a session names no workspace, or a valid and existing one (D-116).
     pub async fn check(self: &Arc<Self>, tenant: &Tenant, metadata: &Map<String, Value>) -> Result<(), WorkspaceError> {
-        let Some(name) = named(metadata)?.map(str::to_owned) else { return Ok(()) };
-        let (here, tenant) = (self.clone(), tenant.clone());
-        self.blocking(move || here.place(&tenant, &name).map(drop)).await
+        let Some(name) = workspace_name(metadata)?.map(str::to_owned) else { return Ok(()) };
+        let this = self.clone();
+        let tenant = tenant.clone();
+        self.blocking(move || this.resolve_directory(&tenant, &name).map(drop)).await
     }
 
-    /// Finds the newest commit at or before a record of a session; `what` describes that point in errors. Restores
+    /// Finds the newest commit at or before a record of a session; `point` describes that point in errors. Restores
     /// nothing.
-    pub async fn find(self: &Arc<Self>, head: Head, seq: Seq, what: String) -> Result<RestorePlan, WorkspaceError> {
-        let Some(name) = named(&head.info.metadata)?.map(str::to_owned) else {
+    pub async fn find(self: &Arc<Self>, head: Head, seq: Seq, point: String) -> Result<RestorePlan, WorkspaceError> {
+        let Some(name) = workspace_name(&head.info.metadata)?.map(str::to_owned) else {
             return Err(WorkspaceError::Unnamed(head.info.session_id.clone()));
         };
-        let here = self.clone();
+        let this = self.clone();
         let find = move || {
-            let place = here.place(&head.tenant, &name)?;
-            let not_kept = || {
+            let directory = this.resolve_directory(&head.tenant, &name)?;
+            let not_committed = || {
                 WorkspaceError::NotKept(format!(
-                    "the workspace {name:?} was not committed at {what} of the session, or before; nothing was changed. \
+                    "the workspace {name:?} was not committed at {point} of the session, or before; nothing was changed. \
                  With `workspaces.checkpoints: true` it is committed at each checkpoint"
                 ))
             };
             // A lookup must not create a repository.
-            if place.join(".git").symlink_metadata().is_err() {
-                return Err(not_kept());
+            if directory.join(".git").symlink_metadata().is_err() {
+                return Err(not_committed());
             }
-            let repo = here.open(&place)?;
-            let to = repo.find(&CommitNote::new(&head, Some(seq), ""))?.ok_or_else(not_kept)?;
+            let repo = this.open(&directory)?;
+            let commit = repo.find(&CommitNote::new(&head, Some(seq), ""))?.ok_or_else(not_committed)?;
             // Checks that the current files can be saved, before the session is rewound.
-            repo.read(here.limits, Some(repo.tree_of(to)?))?;
-            Ok(RestorePlan { here, place, head, to })
+            repo.read(this.limits, Some(repo.tree_of(commit)?))?;
+            Ok(RestorePlan { workspaces: this, directory, head, commit })
         };
         self.blocking(find).await
     }
 }
 
 /// Returns the name of the workspace in a session's metadata.
-fn named(metadata: &Map<String, Value>) -> Result<Option<&str>, WorkspaceError> {
+fn workspace_name(metadata: &Map<String, Value>) -> Result<Option<&str>, WorkspaceError> {
     match metadata.get(METADATA_KEY) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(name)) => check_name(name).map(|()| Some(name.as_str())),
-        Some(_) => Err(WorkspaceError::Name("a workspace is named by text, such as \"shop\"".into())),
+        Some(_) => Err(WorkspaceError::Name("the workspace name must be a string, such as \"shop\"".into())),
     }
 }
 
 fn check_name(name: &str) -> Result<(), WorkspaceError> {
-    let wrong = |why: &str| {
+    let invalid = |reason: &str| {
         Err(WorkspaceError::Name(format!(
-            "the workspace {name} {why}; name a directory such as \"shop\" or \"shop/web\"",
+            "the workspace {name} {reason}; name a directory such as \"shop\" or \"shop/web\"",
             name = excerpt(name)
         )))
     };
     let plain = |c: Component<'_>| matches!(c, Component::Normal(part) if !is_git(part.as_encoded_bytes()));
     match name {
-        _ if name.is_empty() || name.len() > MAX_NAME => wrong("has no name, or one of more than 255 bytes"),
-        _ if name.chars().any(char::is_control) => wrong("has a control character in its name"),
-        _ if !Path::new(name).components().all(plain) => {
-            wrong("must not be absolute, lead up, or be a part of a repository")
-        }
+        _ if name.is_empty() || name.len() > MAX_NAME => invalid("must have a name of 1 to 255 bytes"),
+        _ if name.chars().any(char::is_control) => invalid("has a control character in its name"),
+        _ if !Path::new(name).components().all(plain) => invalid("must be relative, without `..` and without `.git`"),
         _ => Ok(()),
     }
 }
@@ -195,10 +200,10 @@ fn check_name(name: &str) -> Result<(), WorkspaceError> {
 /// A workspace and the commit that it can be restored to.
 #[derive(Debug)]
 pub struct RestorePlan {
-    here: Arc<Workspaces>,
-    place: PathBuf,
+    workspaces: Arc<Workspaces>,
+    directory: PathBuf,
     head: Head,
-    to: Oid,
+    commit: Oid,
 }
 
 /// Result of restoring a workspace.
@@ -214,17 +219,18 @@ impl RestorePlan {
     /// Commits the current files, then restores the workspace to the commit. `seq` is the end of the session's log
     /// after its rewind.
     pub async fn restore(self, seq: Seq) -> Result<RestoredWorkspace, WorkspaceError> {
-        let here = self.here.clone();
-        here.blocking(move || {
-            let repo = self.here.open(&self.place)?;
-            let want = repo.tree_of(self.to)?;
-            // Includes ignored files that would be overwritten.
-            let have = repo.read(self.here.limits, Some(want))?;
-            let saved = repo.commit(&CommitNote::new(&self.head, None, "before a rewind"), have)?;
-            repo.write(have, want)?;
-            repo.commit(&CommitNote::new(&self.head, Some(seq), format!("rewound to {}", self.to)), want)?;
-            Ok(RestoredWorkspace { commit: self.to.to_string(), saved: saved.map(|id| id.to_string()) })
-        })
-        .await
+        let workspaces = self.workspaces.clone();
+        workspaces
+            .blocking(move || {
+                let repo = self.workspaces.open(&self.directory)?;
+                let target = repo.tree_of(self.commit)?;
+                // Includes ignored files that would be overwritten.
+                let current = repo.read(self.workspaces.limits, Some(target))?;
+                let saved = repo.commit(&CommitNote::new(&self.head, None, "before a rewind"), current)?;
+                repo.write(current, target)?;
+                repo.commit(&CommitNote::new(&self.head, Some(seq), format!("rewound to {}", self.commit)), target)?;
+                Ok(RestoredWorkspace { commit: self.commit.to_string(), saved: saved.map(|id| id.to_string()) })
+            })
+            .await
     }
 }

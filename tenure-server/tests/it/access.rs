@@ -80,9 +80,9 @@ async fn headers_are_read_or_refused_and_never_ignored() {
         let ids: Vec<String> = body["data"].as_array().into_iter().flatten().map(|s| s["id"].to_string()).collect();
         (status, ids, body["error"]["param"].as_str().unwrap_or_default().to_owned())
     };
-    let mine = vec![r#""a""#.to_owned()];
-    assert_eq!(ids(&[key, ("x-tenure-user", "jürgen".as_bytes())]).await, (200, mine.clone(), String::new()));
-    assert_eq!(ids(&[key, ("x-tenure-user", b"UTF-8''j%C3%BCrgen")]).await, (200, mine, String::new()));
+    let own_header = vec![r#""a""#.to_owned()];
+    assert_eq!(ids(&[key, ("x-tenure-user", "jürgen".as_bytes())]).await, (200, own_header.clone(), String::new()));
+    assert_eq!(ids(&[key, ("x-tenure-user", b"UTF-8''j%C3%BCrgen")]).await, (200, own_header, String::new()));
     for wrong in [&b"j\xfcrgen"[..], b"UTF-8''j%C3", b"UTF-8''%zz", b"a\tb"] {
         assert_eq!(ids(&[key, ("x-tenure-user", wrong)]).await, (400, vec![], "x-tenure-user".to_owned()), "{wrong:?}");
     }

@@ -21,6 +21,6 @@ pub fn amount(short: usize, long: usize) -> usize {
 }
 
 /// Prints one measured number of a case. Tests assert invariants, never durations.
-pub fn report(case: &str, what: &str, value: impl std::fmt::Display) {
-    println!("attack: {case}: {what}: {value}");
+pub fn report(case: &str, measure: &str, value: impl std::fmt::Display) {
+    println!("attack: {case}: {measure}: {value}");
 }

@@ -24,7 +24,7 @@ pub async fn seed(door: &Door, tenant: &str, session: &str, decisions: u64, chan
         let review = ReviewId::of(&key.session, 3 + 2 * n);
         let opened: ReviewOpened = serde_json::from_value(json!({"review": review, "step": "refund"})).unwrap();
         push(Entry::review_opened(opened));
-        let made = ReviewDecided {
+        let decided = ReviewDecided {
             review,
             step: "refund".to_owned(),
             decision: Decision::Approved,
@@ -33,8 +33,8 @@ pub async fn seed(door: &Door, tenant: &str, session: &str, decisions: u64, chan
             arguments: None,
             previous: Some(previous),
         };
-        let at = push(Entry::review_decided(made.clone()));
-        previous = made.hash(at);
+        let at = push(Entry::review_decided(decided.clone()));
+        previous = decided.hash(at);
     }
     let head = Session::replay(&key, records.clone()).unwrap().head().clone();
     change(&mut records);

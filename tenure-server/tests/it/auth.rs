@@ -13,12 +13,12 @@ use tenure_server::config::Config;
 use tenure_server::router::in_process;
 use tower::ServiceExt;
 
-struct House {
+struct TestServer {
     app: AppState,
     routes: Router,
 }
 
-impl House {
+impl TestServer {
     async fn open(yaml: &str) -> Self {
         let app = App::open(Config::parse(&format!("store: 'memory:'\n{yaml}")).unwrap()).await.unwrap();
         Self { routes: in_process(&app), app }
@@ -64,44 +64,44 @@ impl House {
 }
 
 #[tokio::test]
-async fn without_keys_everybody_here_is_the_administrator() {
-    let house = House::open("").await;
-    assert_eq!(house.get("/v1/models", &[]).await.0, 200);
-    assert_eq!(house.get("/metrics", &[]).await.0, 200);
+async fn without_keys_every_local_client_is_the_administrator() {
+    let server = TestServer::open("").await;
+    assert_eq!(server.get("/v1/models", &[]).await.0, 200);
+    assert_eq!(server.get("/metrics", &[]).await.0, 200);
 }
 
 #[tokio::test]
-async fn keys_work_from_when_they_are_made_until_they_are_revoked() {
-    let house = House::open("").await;
-    let (id, key) = house.key("acme", None, &[Right::Read]).await;
-    let (_, admin) = house.key("acme", None, &[Right::Admin]).await;
-    let (status, headers, body) = house.ask("/v1/models", &[], None).await;
+async fn keys_work_from_creation_until_revocation() {
+    let server = TestServer::open("").await;
+    let (id, key) = server.key("acme", None, &[Right::Read]).await;
+    let (_, admin) = server.key("acme", None, &[Right::Admin]).await;
+    let (status, headers, body) = server.ask("/v1/models", &[], None).await;
     assert_error(&(status, body), 401, "unauthorized", None);
     assert_eq!(headers["www-authenticate"], "Bearer");
     for wrong in ["Bearer tnr_nothing", "Bearer ", "Basic abc", "", key.trim_start_matches("Bearer ")] {
-        assert_error(&house.get("/v1/models", &[("authorization", wrong)]).await, 401, "unauthorized", None);
+        assert_error(&server.get("/v1/models", &[("authorization", wrong)]).await, 401, "unauthorized", None);
     }
-    assert_eq!(house.get("/v1/models", &[("authorization", &key)]).await.0, 200);
+    assert_eq!(server.get("/v1/models", &[("authorization", &key)]).await.0, 200);
     for open in ["/healthz", "/readyz", "/openapi.json", "/docs"] {
-        assert_eq!(house.get(open, &[]).await.0, 200, "{open}");
+        assert_eq!(server.get(open, &[]).await.0, 200, "{open}");
     }
-    let listed = house.app.keys.list().await.unwrap();
+    let listed = server.app.keys.list().await.unwrap();
     assert_eq!(listed.len(), 2);
     assert!(listed.iter().all(|k| !key.contains(&k.hash)), "only the hash is kept");
-    assert!(house.app.keys.revoke(&id).await.unwrap() && !house.app.keys.revoke(&id).await.unwrap());
-    assert_error(&house.get("/v1/models", &[("authorization", &key)]).await, 401, "unauthorized", None);
-    assert_eq!(house.get("/v1/models", &[("authorization", &admin)]).await.0, 200, "the other one still works");
+    assert!(server.app.keys.revoke(&id).await.unwrap() && !server.app.keys.revoke(&id).await.unwrap());
+    assert_error(&server.get("/v1/models", &[("authorization", &key)]).await, 401, "unauthorized", None);
+    assert_eq!(server.get("/v1/models", &[("authorization", &admin)]).await.0, 200, "the other one still works");
 }
 
 #[tokio::test]
 async fn rights_are_needed() {
-    let house = House::open("").await;
-    let (_, reads) = house.key("acme", None, &[Right::Read]).await;
-    let (_, writes) = house.key("acme", None, &[Right::Write]).await;
-    let (_, admin) = house.key("acme", None, &[Right::Admin]).await;
+    let server = TestServer::open("").await;
+    let (_, reads) = server.key("acme", None, &[Right::Read]).await;
+    let (_, writes) = server.key("acme", None, &[Right::Write]).await;
+    let (_, admin) = server.key("acme", None, &[Right::Admin]).await;
     let chat = async |key: &str| {
         let (status, _, body) =
-            house.ask("/v1/chat/completions", &[("authorization", key)], Some(said("s", "hi"))).await;
+            server.ask("/v1/chat/completions", &[("authorization", key)], Some(said("s", "hi"))).await;
         (status, body)
     };
     let refused = chat(&reads).await;
@@ -109,68 +109,68 @@ async fn rights_are_needed() {
     assert!(refused.1["error"]["message"].as_str().unwrap().contains("`write`"), "{refused:?}");
     assert_eq!(chat(&writes).await.0, 200);
     assert_eq!(chat(&admin).await.0, 200, "an administrator may do everything");
-    assert_error(&house.get("/v1/models", &[("authorization", &writes)]).await, 403, "forbidden", None);
-    assert_error(&house.get("/metrics", &[("authorization", &writes)]).await, 403, "forbidden", None);
-    assert_eq!(house.get("/metrics", &[("authorization", &admin)]).await.0, 200);
+    assert_error(&server.get("/v1/models", &[("authorization", &writes)]).await, 403, "forbidden", None);
+    assert_error(&server.get("/metrics", &[("authorization", &writes)]).await, 403, "forbidden", None);
+    assert_eq!(server.get("/metrics", &[("authorization", &admin)]).await.0, 200);
 }
 
 #[tokio::test]
 async fn a_key_fixes_its_tenant_and_perhaps_its_user() {
-    let house = House::open("").await;
-    let (_, ann) = house.key("acme", Some("ann"), &[Right::Write]).await;
-    let (_, any) = house.key("acme", None, &[Right::Write]).await;
-    let (_, other) = house.key("other", Some("ann"), &[Right::Write]).await;
-    assert!(house.sees("anns", &[("authorization", &ann)]).await.ends_with("I see 1 message."));
+    let server = TestServer::open("").await;
+    let (_, ann) = server.key("acme", Some("ann"), &[Right::Write]).await;
+    let (_, any) = server.key("acme", None, &[Right::Write]).await;
+    let (_, other) = server.key("other", Some("ann"), &[Right::Write]).await;
+    assert!(server.sees("anns", &[("authorization", &ann)]).await.ends_with("I see 1 message."));
     let impostor = [("authorization", ann.as_str()), ("x-tenure-user", "bob")];
-    let (status, _, body) = house.ask("/v1/chat/completions", &impostor, Some(said("anns", "hi"))).await;
+    let (status, _, body) = server.ask("/v1/chat/completions", &impostor, Some(said("anns", "hi"))).await;
     assert_error(&(status, body), 403, "forbidden", None);
     // A key that is not bound acts as the user it names; the header takes precedence over the body.
     let as_ann = [("authorization", any.as_str()), ("x-tenure-user", "ann")];
-    assert!(house.sees("anns", &as_ann).await.ends_with("I see 3 messages."));
+    assert!(server.sees("anns", &as_ann).await.ends_with("I see 3 messages."));
     let mut body = said("anns", "hi");
     body["user"] = "ann".into();
     body["history"] = "append".into();
-    let (status, _, answer) = house.ask("/v1/chat/completions", &[("authorization", &any)], Some(body.clone())).await;
+    let (status, _, answer) = server.ask("/v1/chat/completions", &[("authorization", &any)], Some(body.clone())).await;
     assert!(status == 200 && answer.to_string().contains("I see 5 messages."), "{answer}");
     let as_bob = [("authorization", any.as_str()), ("x-tenure-user", "bob")];
-    let (status, _, answer) = house.ask("/v1/chat/completions", &as_bob, Some(body)).await;
+    let (status, _, answer) = server.ask("/v1/chat/completions", &as_bob, Some(body)).await;
     assert_error(&(status, answer), 404, "not_found", None);
     // Another tenant has its own sessions under the same id.
-    assert!(house.sees("anns", &[("authorization", &other)]).await.ends_with("I see 1 message."));
+    assert!(server.sees("anns", &[("authorization", &other)]).await.ends_with("I see 1 message."));
     let bad = [("authorization", any.as_str()), ("x-tenure-user", "")];
-    assert_error(&house.get("/v1/models", &bad).await, 400, "invalid", Some("X-Tenure-User"));
+    assert_error(&server.get("/v1/models", &bad).await, 400, "invalid", Some("X-Tenure-User"));
 }
 
 #[tokio::test]
-async fn pages_of_other_hosts_are_kept_away_until_there_are_keys() {
-    let house = House::open("").await;
-    for ours in ["localhost", "localhost:8787", "127.0.0.1:1", "[::1]:8787", "127.1.2.3"] {
-        assert_eq!(house.get("/v1/models", &[("host", ours)]).await.0, 200, "{ours}");
+async fn pages_of_other_hosts_are_refused_until_there_are_keys() {
+    let server = TestServer::open("").await;
+    for loopback_host in ["localhost", "localhost:8787", "127.0.0.1:1", "[::1]:8787", "127.1.2.3"] {
+        assert_eq!(server.get("/v1/models", &[("host", loopback_host)]).await.0, 200, "{loopback_host}");
     }
     for other in ["evil.example", "localhost.evil.example", "10.0.0.1:8787", "[2001:db8::1]"] {
-        assert_error(&house.get("/v1/models", &[("host", other)]).await, 403, "host_not_allowed", None);
+        assert_error(&server.get("/v1/models", &[("host", other)]).await, 403, "host_not_allowed", None);
     }
-    let (_, key) = house.key("acme", None, &[Right::Read]).await;
-    assert_eq!(house.get("/v1/models", &[("host", "evil.example"), ("authorization", &key)]).await.0, 200);
+    let (_, key) = server.key("acme", None, &[Right::Read]).await;
+    assert_eq!(server.get("/v1/models", &[("host", "evil.example"), ("authorization", &key)]).await.0, 200);
 }
 
 #[tokio::test]
 async fn other_sites_may_call_only_if_they_are_named() {
     let origin = ("origin", "https://app.example.com");
-    let (_, headers, _) = House::open("").await.ask("/healthz", &[origin], None).await;
+    let (_, headers, _) = TestServer::open("").await.ask("/healthz", &[origin], None).await;
     assert!(!headers.contains_key("access-control-allow-origin"), "{headers:?}");
-    let house = House::open("cors: {origins: ['https://app.example.com']}").await;
-    let (_, headers, _) = house.ask("/healthz", &[origin], None).await;
+    let server = TestServer::open("cors: {origins: ['https://app.example.com']}").await;
+    let (_, headers, _) = server.ask("/healthz", &[origin], None).await;
     assert_eq!(headers["access-control-allow-origin"], "https://app.example.com");
-    let (_, headers, _) = house.ask("/healthz", &[("origin", "https://evil.example")], None).await;
+    let (_, headers, _) = server.ask("/healthz", &[("origin", "https://evil.example")], None).await;
     assert!(!headers.contains_key("access-control-allow-origin"), "{headers:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn other_than_loopback_needs_keys() {
     let dir = tempfile::tempdir().unwrap();
-    let said = Running::refuses(dir.path(), "store: 'sqlite:t.db'\nlisten: 0.0.0.0:0");
-    assert!(said.contains("refusing to listen") && said.contains("tenure keys add"), "{said}");
+    let stderr = Running::refuses(dir.path(), "store: 'sqlite:t.db'\nlisten: 0.0.0.0:0");
+    assert!(stderr.contains("refusing to listen") && stderr.contains("tenure keys add"), "{stderr}");
     let tenure = tenure::Tenure::open(&format!("sqlite:{}", dir.path().join("t.db").display())).await.unwrap();
     let keys = tenure_server::auth::KeyStore::of(tenure.clone());
     let (key, secret) = keys.add(NewKey { rights: vec![Right::Read], ..NewKey::default() }).await.unwrap();

@@ -32,7 +32,7 @@ fn and(mut list: Vec<Value>, more: &[Value]) -> Vec<Value> {
 
 in_every_way! {
     /// With an unknown id, all messages are new.
-    async fn an_unknown_id_begins_a_session(home: &mut Home) {
+    async fn an_unknown_id_creates_a_session(home: &mut Home) {
         let sent = [system("Be brief."), user("Hi"), assistant("Hello"), user("How are you?")];
         let reply = home.chat(json!({"session_id": "new", "messages": sent})).await;
         assert_eq!((reply.status, reply.said(), reply.session_id()), (200, "answer 1", "new".to_owned()));
@@ -43,7 +43,7 @@ in_every_way! {
     }
 
     /// The client sends only new messages; the server has the history.
-    async fn only_what_is_new(home: &mut Home) {
+    async fn only_new_messages(home: &mut Home) {
         home.chat(json!({"session_id": "s", "messages": [user("My name is Ada.")]})).await;
         let reply = home.chat(json!({"session_id": "s", "messages": [user("What is my name?")]})).await;
         assert_eq!(reply.report(), [0, 0, 0, 1]);
@@ -57,7 +57,7 @@ in_every_way! {
     }
 
     /// The whole visible history plus a new message: the tool turns stay in place.
-    async fn the_whole_history(home: &mut Home) {
+    async fn the_full_history(home: &mut Home) {
         tool_turn(home, "s").await;
         let sent = [user("Weather in Bern?"), assistant("It rains."), user("And Basel?")];
         let reply = home.chat(json!({"session_id": "s", "messages": sent})).await;
@@ -91,9 +91,9 @@ in_every_way! {
         assert_eq!(home.model.shown(), and(weather(), &[user("And Geneva?")]));
         assert_eq!(home.stored("s").await, and(weather(), &[user("And Geneva?"), assistant("answer 4")]));
         let id = tenure::SessionId::new("s").unwrap();
-        let cut = home.app.tenure.discarded(&nobody(), &id).await.unwrap();
-        let cut: Vec<Value> = cut.iter().flat_map(|d| &d.messages).map(|m| m.message.to_value()).collect();
-        assert_eq!(cut, [user("And Basel?"), assistant("answer 3")]);
+        let discarded = home.app.tenure.discarded(&nobody(), &id).await.unwrap();
+        let discarded: Vec<Value> = discarded.iter().flat_map(|d| &d.messages).map(|m| m.message.to_value()).collect();
+        assert_eq!(discarded, [user("And Basel?"), assistant("answer 3")]);
     }
 
     /// A changed system prompt takes effect immediately; history and tool turns stay.
@@ -148,9 +148,9 @@ in_every_way! {
             {"id": "a", "type": "function", "function": {"name": "f", "arguments": r#"{"x":1}"#}},
             {"id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
         ]);
-        let asked = json!({"role": "assistant", "content": null, "tool_calls": calls});
-        assert_eq!(home.model.shown(), [user("Go"), asked.clone(), tool("a", "1"), tool("b", "2")], "in the calls' order");
-        assert_eq!(home.stored("s").await, [user("Go"), asked, tool("b", "2"), tool("a", "1"), assistant("answer 2")]);
+        let tool_call_message = json!({"role": "assistant", "content": null, "tool_calls": calls});
+        assert_eq!(home.model.shown(), [user("Go"), tool_call_message.clone(), tool("a", "1"), tool("b", "2")], "in the calls' order");
+        assert_eq!(home.stored("s").await, [user("Go"), tool_call_message, tool("b", "2"), tool("a", "1"), assistant("answer 2")]);
         // Sent again: matched, and the answer is regenerated.
         let reply = home.chat(json!({"session_id": "s", "messages": [tool("b", "2"), tool("a", "1")]})).await;
         assert_eq!(reply.report(), [2, 0, 1, 0]);
@@ -158,7 +158,7 @@ in_every_way! {
     }
 
     /// Client-run tools with the whole history: the calls are sent back with their results.
-    async fn client_tools_with_the_whole_history(home: &mut Home) {
+    async fn client_tools_with_the_full_history(home: &mut Home) {
         home.model.then(Act::Call(vec![("c1", "weather", r#"{"city":"Bern"}"#)])).then(Act::Say("It rains."));
         let first = home.chat(json!({"messages": [user("Weather in Bern?")]})).await;
         let sent = [user("Weather in Bern?"), first.message().clone(), tool("c1", "rain")];
@@ -179,8 +179,8 @@ in_every_way! {
         home.chat(json!({"session_id": "s", "messages": [user("Never mind.")]})).await;
         let want = [user("Weather?"), call("c1", "weather", "{}"), tool("c1", tenure::NO_RESULT), user("Never mind.")];
         assert_eq!(home.model.shown(), want);
-        let kept = [user("Weather?"), call("c1", "weather", "{}"), user("Never mind."), assistant("answer 2")];
-        assert_eq!(home.stored("s").await, kept);
+        let stored = [user("Weather?"), call("c1", "weather", "{}"), user("Never mind."), assistant("answer 2")];
+        assert_eq!(home.stored("s").await, stored);
     }
 
     /// An earlier turn without its images matches, and they are re-attached; a new image is added.
@@ -247,10 +247,10 @@ in_every_way! {
     }
 
     /// `store: false`: nothing is stored, and an existing session is only read.
-    async fn nothing_is_kept_if_so_wished(home: &mut Home) {
+    async fn nothing_is_stored_if_the_client_asks_for_it(home: &mut Home) {
         let reply = home.chat(json!({"store": false, "messages": [user("Psst")]})).await;
-        let said = if home.stream { reply.events.join("") } else { reply.text.clone() };
-        assert!(said.contains("answer") && reply.headers.get("x-session-id").is_none(), "{reply:?}");
+        let response = if home.stream { reply.events.join("") } else { reply.text.clone() };
+        assert!(response.contains("answer") && reply.headers.get("x-session-id").is_none(), "{reply:?}");
         assert_eq!(home.sessions().await, 0);
         home.chat(json!({"session_id": "s", "messages": [user("Hi")]})).await;
         let before = home.session("s").await;
@@ -286,8 +286,8 @@ in_every_way! {
         ] {
             let reply = home.chat(bad.clone()).await;
             assert_eq!((reply.status, reply.code()), (400, "invalid"), "{bad}: {reply:?}");
-            let found = reply.body["error"]["param"].as_str().unwrap_or_default();
-            assert!(found.contains(param) || param == "session_id" && found == "session", "{bad}: {reply:?}");
+            let error_param = reply.body["error"]["param"].as_str().unwrap_or_default();
+            assert!(error_param.contains(param) || param == "session_id" && error_param == "session", "{bad}: {reply:?}");
         }
         assert_eq!((home.sessions().await, home.model.count()), (0, 0));
     }
@@ -307,7 +307,7 @@ async fn unknown_fields_are_passed_on_untouched() {
 
 /// Several models by name, with the upstream name and key of each.
 #[tokio::test(flavor = "multi_thread")]
-async fn models_by_name() {
+async fn models_are_selected_by_name() {
     let (big, small) = (Script::default(), Script::default());
     let (one, two) = (big.start().await, small.start().await);
     let change = |config: &mut Config| {
@@ -355,7 +355,7 @@ fn assistants(config: &mut Config) {
 
 /// An assistant as the model, or by `assistant_id`: its instructions come first, and its window applies.
 #[tokio::test(flavor = "multi_thread")]
-async fn assistants_lead() {
+async fn instructions_of_the_assistant_come_first() {
     for (stream, ask) in
         [(false, json!({"model": "poet"})), (true, json!({"assistant_id": "poet", "model": "default"}))]
     {

@@ -49,9 +49,9 @@ fn finish(mut command: Command, input: &str) -> Ran {
     let mut child = command.spawn().unwrap();
     // It may exit before it has read all input.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
-    let done = child.wait_with_output().unwrap();
+    let output = child.wait_with_output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    Ran { code: done.status.code().unwrap_or(-1), out: text(done.stdout), err: text(done.stderr) }
+    Ran { code: output.status.code().unwrap_or(-1), out: text(output.stdout), err: text(output.stderr) }
 }
 
 fn tenure(dir: &Path, args: &[&str]) -> Ran {
@@ -98,9 +98,9 @@ fn fixture(name: &str) -> PathBuf {
 #[test]
 fn chat_over_a_pipe() {
     let dir = temp();
-    let said = "Hello there\nCALL weather {\"city\":\"Paris\"}\nsunny\nmulti\\\nline\n/title The red ferry\n/checkpoint here\n\
+    let input = "Hello there\nCALL weather {\"city\":\"Paris\"}\nsunny\nmulti\\\nline\n/title The red ferry\n/checkpoint here\n\
         /checkpoints\n/fork 2\nin the fork\n/rewind turn:1\n//literal\n/new\nfresh\n/sessions\n/switch one\n/history 1\n/quit\nnever said\n";
-    let ran = chat(dir.path(), &["one"], said);
+    let ran = chat(dir.path(), &["one"], input);
     assert!(ran.err.contains("new session one\n"), "{}", ran.err);
     let out = ran.ok();
     for want in [
@@ -122,27 +122,27 @@ fn chat_over_a_pipe() {
     assert!(lines.starts_with("{\"role\":\"user\",\"content\":\"Hello there\"}\n"), "{lines}");
     assert_eq!(lines.lines().count(), 8);
     // A script gets the error, and earlier messages stay stored.
-    chat(dir.path(), &["one"], "again\n/nonsense\nnot reached\n").fails(1, "there is no /nonsense");
+    chat(dir.path(), &["one"], "again\n/nonsense\nnot reached\n").fails(1, "unknown command /nonsense");
     chat(dir.path(), &["one", "--model", "rehearsal"], "/rewind nowhere\n").fails(1, "nowhere");
     let one = tenure(dir.path(), &["sessions", "show", "one", "--json"]).json();
     assert_eq!((&one["message_count"], &one["title"]), (&10.into(), &"The red ferry".into()));
     // An open call at the end of the input stays open.
-    assert!(chat(dir.path(), &["two"], "CALL f {}\n").err.contains("stays without a result"));
+    assert!(chat(dir.path(), &["two"], "CALL f {}\n").err.contains("the tool call is left open"));
     chat(dir.path(), &["two"], "and now?\n").ok();
 }
 
 #[test]
-fn verbs_and_their_exit_codes() {
+fn commands_and_their_exit_codes() {
     let dir = temp();
     let dir = dir.path();
-    tenure(dir, &["sessions", "list"]).fails(1, "there is no store sqlite:tenure.db");
+    tenure(dir, &["sessions", "list"]).fails(1, "the store sqlite:tenure.db does not exist");
     assert!(!dir.join("tenure.db").exists(), "a look must not make a store");
     chat(dir, &["one"], "Where is the Ferry?\nIn Dover\n/title \u{1b}[31mred\n").ok();
     let table = tenure(dir, &["sessions", "list"]).ok();
     assert!(table.starts_with("ID   AGE  TITLE") && !table.contains('\u{1b}'), "{table}");
     assert!(table.lines().nth(1).unwrap().starts_with("one ") && table.contains("  4  active"), "{table}");
     tenure(dir, &["sessions", "fork", "one", "--at", "turn:1", "--id", "two"]).ok();
-    tenure(dir, &["sessions", "fork", "one", "--id", "two"]).fails(1, "exists already");
+    tenure(dir, &["sessions", "fork", "one", "--id", "two"]).fails(1, "already exists");
     let fork = tenure(dir, &["sessions", "fork", "one", "--json"]).json();
     let id = fork["id"].as_str().unwrap();
     // A generated id can be abbreviated.
@@ -157,16 +157,19 @@ fn verbs_and_their_exit_codes() {
     let all = tenure(dir, &["sessions", "list", "--json", "--all", "--title", "RED"]).json();
     assert_eq!((all["data"].as_array().unwrap().len(), &all["next_cursor"]), (3, &Value::Null));
     // Search.
-    let found = tenure(dir, &["sessions", "search", "dover"]);
-    assert!(found.err.contains("4 found in 3 sessions"), "{}", found.err);
-    let found = found.ok();
-    assert!(found.contains("[3] user") && found.contains("\n    In Dover\n") && !found.contains('\u{1b}'), "{found}");
-    let found = tenure(dir, &["sessions", "search", "DOVER", "in", "--role", "user", "--json", "--limit", "1"]).json();
+    let search = tenure(dir, &["sessions", "search", "dover"]);
+    assert!(search.err.contains("4 found in 3 sessions"), "{}", search.err);
+    let search = search.ok();
+    assert!(
+        search.contains("[3] user") && search.contains("\n    In Dover\n") && !search.contains('\u{1b}'),
+        "{search}"
+    );
+    let search = tenure(dir, &["sessions", "search", "DOVER", "in", "--role", "user", "--json", "--limit", "1"]).json();
     assert_eq!(
-        (&found["data"][0]["highlights"], found["data"].as_array().unwrap().len()),
+        (&search["data"][0]["highlights"], search["data"].as_array().unwrap().len()),
         (&json!([[0, 2], [3, 8]]), 1)
     );
-    assert!(found["next_cursor"].is_string());
+    assert!(search["next_cursor"].is_string());
     assert!(tenure(dir, &["sessions", "search", "ferry*", "--role", "tool"]).err.contains("0 found"));
     tenure(dir, &["sessions", "search", "!"]).fails(1, "no word");
     // Delete and restore.
@@ -197,14 +200,14 @@ fn verbs_and_their_exit_codes() {
 }
 
 #[test]
-fn whoever_has_seen_enough_may_go() {
+fn a_reader_may_close_the_pipe_early() {
     let dir = temp();
     chat(dir.path(), &["long"], &("x".repeat(300_000) + "\n")).ok();
     let mut child = command(dir.path(), &["sessions", "show", "long"]).spawn().unwrap();
     let mut few = [0; 10];
     child.stdout.take().unwrap().read_exact(&mut few).unwrap();
-    let done = child.wait_with_output().unwrap();
-    assert_eq!((done.status.code(), done.stderr), (Some(0), Vec::new()));
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stderr), (Some(0), Vec::new()));
 }
 
 #[test]
@@ -253,7 +256,7 @@ fn a_server_answers_as_the_store_does() {
 fn tool() -> (String, Arc<Mutex<Vec<String>>>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let (url, calls) = (format!("http://{}/refund", listener.local_addr().unwrap()), Arc::default());
-    let heard: Arc<Mutex<Vec<String>>> = Arc::clone(&calls);
+    let received: Arc<Mutex<Vec<String>>> = Arc::clone(&calls);
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let (mut stream, mut request, mut part) = (stream.unwrap(), Vec::new(), [0; 4096]);
@@ -262,7 +265,7 @@ fn tool() -> (String, Arc<Mutex<Vec<String>>>) {
                 request.extend_from_slice(&part[..n]);
             }
             let request = String::from_utf8(request).unwrap();
-            heard.lock().unwrap().push(request.split("\r\n\r\n").nth(1).unwrap().to_owned());
+            received.lock().unwrap().push(request.split("\r\n\r\n").nth(1).unwrap().to_owned());
             write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\n\r\ndone").unwrap();
         }
     });
@@ -366,7 +369,7 @@ fn runs_are_shown_and_stopped() {
 }
 
 #[test]
-fn a_locked_store_says_whom_to_ask() {
+fn a_locked_store_names_the_process_that_holds_it() {
     let dir = temp();
     let server = Server::start(dir.path(), "jsonl:sessions");
     tenure(dir.path(), &["--store", "jsonl:sessions", "sessions", "list"]).fails(1, "--server http://127.0.0.1:8787");
@@ -376,7 +379,7 @@ fn a_locked_store_says_whom_to_ask() {
 }
 
 #[test]
-fn out_and_in_again() {
+fn export_and_import() {
     let dir = temp();
     let dir = dir.path();
     chat(dir, &["one"], "hello\nCALL f {}\n1\n/title One\n/checkpoint here\n/fork turn:1\nother\n").ok();
@@ -408,29 +411,29 @@ fn out_and_in_again() {
     assert!(tenure(dir, &[&b[..], &["import", "out/one.json"]].concat()).ok().contains("its own id one is taken"));
     assert!(tenure(dir, &[&b[..], &["import", "out/one.json", "--id", "mine"]].concat()).ok().starts_with("mine: 6"));
     tenure(dir, &[&b[..], &["import", "out/one.json", "--id", "mine"]].concat()).fails(1, "could not be imported");
-    tenure(dir, &[&b[..], &["import", "out", "--id", "mine"]].concat()).fails(1, "--id is for one session");
+    tenure(dir, &[&b[..], &["import", "out", "--id", "mine"]].concat()).fails(1, "--id applies to a single session");
 }
 
 #[test]
-fn other_peoples_sessions() {
+fn sessions_of_other_programs_are_imported() {
     let dir = temp();
     let dir = dir.path();
     for name in ["30_claude_code.jsonl", "20_mistralrs_tagged.json", "13_openai_lines.jsonl"] {
         let path = fixture(name).display().to_string();
-        let done = tenure(dir, &["sessions", "import", "--json", &path]).json();
-        assert!(!done["sessions"].as_array().unwrap().is_empty(), "{name}: {done}");
-        assert_eq!(done["failed"], Value::Array(Vec::new()), "{name}");
-        for session in done["sessions"].as_array().unwrap() {
+        let imported = tenure(dir, &["sessions", "import", "--json", &path]).json();
+        assert!(!imported["sessions"].as_array().unwrap().is_empty(), "{name}: {imported}");
+        assert_eq!(imported["failed"], Value::Array(Vec::new()), "{name}");
+        for session in imported["sessions"].as_array().unwrap() {
             tenure(dir, &["sessions", "show", session["id"].as_str().unwrap()]).ok();
         }
     }
     // In this database, one session of three is corrupt.
     let agents = tenure(dir, &["sessions", "import", "--json", &fixture("40_agents_sdk.db").display().to_string()]);
-    let done: Value = serde_json::from_str(&agents.out).unwrap();
+    let imported: Value = serde_json::from_str(&agents.out).unwrap();
     assert_eq!(
-        (done["sessions"].as_array().unwrap().len(), done["failed"].as_array().unwrap().len()),
+        (imported["sessions"].as_array().unwrap().len(), imported["failed"].as_array().unwrap().len()),
         (2, 1),
-        "{done}"
+        "{imported}"
     );
     agents.fails(1, "1 could not be imported");
     tenure(dir, &["sessions", "show", "trip-to-rome"]).ok();
@@ -454,7 +457,7 @@ fn other_peoples_sessions() {
 }
 
 #[test]
-fn care_for_a_store() {
+fn maintenance_of_a_store() {
     let dir = temp();
     let dir = dir.path();
     assert_eq!(tenure(dir, &["migrate"]).ok(), format!("a new store, format {}\n", tenure::store::FORMAT));
@@ -476,13 +479,13 @@ fn care_for_a_store() {
 }
 
 #[test]
-fn the_doctor_says_what_is_wrong() {
+fn the_doctor_reports_damage() {
     let dir = temp();
     let dir = dir.path();
     let at = ["--store", "jsonl:store"];
-    tenure(dir, &[&at[..], &["doctor"]].concat()).fails(1, "there is no store");
+    tenure(dir, &[&at[..], &["doctor"]].concat()).fails(1, "the store jsonl:store does not exist");
     chat(dir, &[&at[..], &["one"]].concat(), "hello\nagain\n").ok();
-    assert_eq!(tenure(dir, &[&at[..], &["doctor"]].concat()).ok(), "1 sessions, and nothing wrong\n");
+    assert_eq!(tenure(dir, &[&at[..], &["doctor"]].concat()).ok(), "1 sessions checked, no findings\n");
     // A commit in the middle is corrupt: damage, not a torn tail.
     let file = dir.join("store/default/one.jsonl");
     let text = std::fs::read_to_string(&file).unwrap();
@@ -491,8 +494,8 @@ fn the_doctor_says_what_is_wrong() {
     assert_eq!(ran.code, 1, "{}", ran.err);
     assert!(ran.out.contains("WHERE") && ran.out.contains("one.jsonl") && ran.out.contains("backup"), "{}", ran.out);
     let ran = tenure(dir, &[&at[..], &["doctor", "--repair", "--json"]].concat());
-    let told: Value = serde_json::from_str(&ran.out).unwrap();
-    assert_eq!((ran.code, &told["findings"][0]["mendable"]), (1, &Value::Bool(false)), "{told}");
+    let report: Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!((ran.code, &report["findings"][0]["mendable"]), (1, &Value::Bool(false)), "{report}");
 }
 
 #[test]
@@ -519,9 +522,9 @@ fn configuration_and_completions() {
 fn summaries() {
     let dir = tempfile::tempdir().unwrap();
     chat(dir.path(), &["trip"], "Which ferry?\nWhat fare?\nFor two?\n").ok();
-    let done = tenure(dir.path(), &["sessions", "compact", "trip", "--keep", "1"]).ok();
+    let output = tenure(dir.path(), &["sessions", "compact", "trip", "--keep", "1"]).ok();
     let want = "models are shown a summary of the first 4 messages of trip:\nThe user said: Which ferry?; What fare?\n";
-    assert_eq!(done, want);
+    assert_eq!(output, want);
     let shown = tenure(dir.path(), &["sessions", "show", "trip"]).ok();
     assert!(
         shown.contains("summary    of the first 4: The user said: Which ferry?")
@@ -529,7 +532,7 @@ fn summaries() {
         "{shown}"
     );
     let none = tenure(dir.path(), &["sessions", "compact", "trip", "--keep", "1"]).ok();
-    assert_eq!(none, "there is nothing to summarize in trip\n");
+    assert_eq!(none, "trip has no turns to summarize\n");
     let out = chat(dir.path(), &["trip"], "/compact 0\nAnd back?\n").ok();
     assert!(out.contains("What fare?; For two?") && out.contains("And back? I see 2 messages."), "{out}");
     tenure(dir.path(), &["sessions", "uncompact", "trip"]).ok();

@@ -18,23 +18,23 @@ fn turns(max: usize) -> impl FnOnce(&mut Config) {
 }
 
 #[derive(serde::Deserialize)]
-struct Sent {
+struct RequestBody {
     messages: Vec<Box<RawValue>>,
 }
 
 impl Script {
     /// The messages of each request, byte for byte: those of turns, and those for summaries.
-    fn sent(&self) -> (Vec<Vec<String>>, Vec<Vec<String>>) {
-        let sent = |body: String| {
-            let sent: Sent = serde_json::from_str(&body).unwrap();
-            sent.messages.iter().map(|m| m.get().to_owned()).collect::<Vec<_>>()
+    fn requests(&self) -> (Vec<Vec<String>>, Vec<Vec<String>>) {
+        let request_messages = |body: String| {
+            let request: RequestBody = serde_json::from_str(&body).unwrap();
+            request.messages.iter().map(|m| m.get().to_owned()).collect::<Vec<_>>()
         };
-        self.bodies().into_iter().map(sent).partition(|messages| !messages[0].contains(REQUEST))
+        self.bodies().into_iter().map(request_messages).partition(|messages| !messages[0].contains(REQUEST))
     }
 }
 
 impl Home {
-    async fn say(&self, text: &str) -> Reply {
+    async fn append_user_message(&self, text: &str) -> Reply {
         let reply = self.chat(json!({"session_id": "s", "history": "append", "messages": [user(text)]})).await;
         assert_eq!(reply.status, 200, "{reply:?}");
         reply
@@ -61,21 +61,21 @@ impl Home {
 }
 
 /// The prompt prefix is byte-identical from turn to turn, until the next summary; nothing is left out in between.
-async fn the_beginning_stays(kind: &str, stream: bool) {
+async fn the_beginning_of_the_prompt_is_stable(kind: &str, stream: bool) {
     let Some(home) = Home::with(kind, stream, turns(6)).await else { return };
     home.chat(json!({"session_id": "s", "messages": [system("Be kind."), user("question 1")]})).await;
     let covered = [6, 9, 12, 15];
     for n in 2..=16 {
-        home.say(&format!("question {n}")).await;
+        home.append_user_message(&format!("question {n}")).await;
         if covered.contains(&n) {
             home.summary(1 + 2 * (n - 3)).await;
         }
     }
-    let (asked, summaries) = home.model.sent();
-    assert_eq!((asked.len(), summaries.len()), (16, 4));
-    let changes: Vec<usize> = (1..16).filter(|i| !asked[*i].starts_with(&asked[i - 1])).map(|i| i + 1).collect();
+    let (requests, summaries) = home.model.requests();
+    assert_eq!((requests.len(), summaries.len()), (16, 4));
+    let changes: Vec<usize> = (1..16).filter(|i| !requests[*i].starts_with(&requests[i - 1])).map(|i| i + 1).collect();
     assert_eq!(changes, [7, 10, 13, 16], "it changes after a summary only");
-    let last: Vec<String> = asked[15]
+    let last: Vec<String> = requests[15]
         .iter()
         .map(|m| serde_json::from_str::<Value>(m).unwrap()["content"].as_str().unwrap().to_owned())
         .collect();
@@ -87,34 +87,34 @@ async fn the_beginning_stays(kind: &str, stream: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_beginning_stays_on_sqlite() {
-    the_beginning_stays("sqlite", false).await;
+async fn the_beginning_of_the_prompt_is_stable_on_sqlite() {
+    the_beginning_of_the_prompt_is_stable("sqlite", false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_beginning_stays_on_postgres_streamed() {
-    the_beginning_stays("postgres", true).await;
+async fn the_beginning_of_the_prompt_is_stable_on_postgres_streamed() {
+    the_beginning_of_the_prompt_is_stable("postgres", true).await;
 }
 
 /// A failed summary fails no turn: the window drops old turns, and the end of the next turn retries it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_model_that_fails_is_in_nobodys_way() {
+async fn a_failing_summary_model_does_not_block_turns() {
     let home = Home::with("memory", false, turns(3)).await.unwrap();
     for _ in 0..3 {
         home.model.then(Act::Say(""));
     }
     home.model.then(Act::Refuse(500, "text/plain", "no", None));
     for n in 1..=3 {
-        home.say(&format!("question {n}")).await;
+        home.append_user_message(&format!("question {n}")).await;
     }
     home.model.asked(4).await;
     tokio::time::sleep(std::time::Duration::from_millis(100)).await; // lets it finish
-    let reply = home.say("question 4").await;
+    let reply = home.append_user_message("question 4").await;
     assert_eq!(reply.said(), "answer 5");
-    assert_eq!(home.model.sent().0[3].len(), 5, "the window cuts: two turns and the question");
+    assert_eq!(home.model.requests().0[3].len(), 5, "the window cuts: two turns and the question");
     home.summary(6).await;
     assert_eq!(home.model.count(), 6);
-    home.say("question 5").await;
+    home.append_user_message("question 5").await;
     let shown = home.model.shown();
     assert!(shown[0]["content"].as_str().unwrap().contains("answer 6"), "{shown:?}");
     assert_eq!(shown[1..], [user("question 4"), assistant("answer 5"), user("question 5")]);
@@ -122,7 +122,7 @@ async fn a_model_that_fails_is_in_nobodys_way() {
 
 /// The next turn neither waits for a summary nor invalidates it.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_next_turn_comes_first() {
+async fn the_next_turn_has_priority_over_compaction() {
     let home = Home::with("sqlite", true, turns(3)).await.unwrap();
     let hold = Arc::new(Semaphore::new(0));
     for _ in 0..3 {
@@ -130,43 +130,43 @@ async fn the_next_turn_comes_first() {
     }
     home.model.then(Act::Hold("they ", hold.clone(), "talked"));
     for n in 1..=3 {
-        home.say(&format!("question {n}")).await;
+        home.append_user_message(&format!("question {n}")).await;
     }
     home.model.asked(4).await;
-    home.say("question 4").await;
+    home.append_user_message("question 4").await;
     assert_eq!(home.model.shown().len(), 5, "the window cuts meanwhile");
     // The end of this turn finds a summary in progress and requests none.
     hold.add_permits(1);
     home.summary(4).await;
     assert_eq!(home.model.count(), 5);
-    home.say("question 5").await;
+    home.append_user_message("question 5").await;
     // With it the window is full again, and the next summary may have been requested.
-    let shown = home.model.sent().0.pop().unwrap();
+    let shown = home.model.requests().0.pop().unwrap();
     assert!(shown[0].contains(MARK) && shown[0].contains("they talked"), "{shown:?}");
     assert_eq!(shown.len(), 6, "the summary, two turns and the question");
 }
 
 /// Shutdown does not wait for a summary.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stop_waits_for_no_summary() {
+async fn a_shutdown_does_not_wait_for_summaries() {
     let mut home = Home::with("sqlite", false, turns(2)).await.unwrap();
     let hold = Arc::new(Semaphore::new(0));
     for _ in 0..2 {
         home.model.then(Act::Say(""));
     }
     home.model.then(Act::Hold("", hold, ""));
-    home.say("question 1").await;
-    home.say("question 2").await;
+    home.append_user_message("question 1").await;
+    home.append_user_message("question 2").await;
     home.model.asked(3).await;
     tokio::time::timeout(std::time::Duration::from_secs(60), home.restart()).await.expect("it stops");
     assert!(home.session("s").await.summary().is_none());
-    home.say("question 3").await;
+    home.append_user_message("question 3").await;
     within("it is written after the next turn", async || home.session("s").await.summary().is_some()).await;
 }
 
 /// An assistant has its own compaction policy, and another model may write its summaries. Runs are turns too.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_assistant_has_a_writer() {
+async fn an_assistant_names_its_summary_model() {
     let writer = Script::default();
     let base_url = writer.start().await;
     let home = Home::with("memory", false, |config| {
@@ -185,7 +185,7 @@ async fn an_assistant_has_a_writer() {
     home.summary(2).await;
     assert!(writer.bodies()[0].contains(r#""model":"writer""#));
     assert!(!writer.bodies()[0].contains("Rhyme."), "it is nobody's instructions but the assistant's");
-    home.say("question 3").await;
+    home.append_user_message("question 3").await;
     let shown = home.model.shown();
     assert_eq!((&shown[0], &shown[1]), (&system("Rhyme."), &system(&format!("{MARK}\nso it was"))));
     // Other sessions have none.
@@ -194,7 +194,7 @@ async fn an_assistant_has_a_writer() {
             json!({"session_id": "t", "history": "append", "model": "default", "messages": [user(&format!("{n}"))]});
         home.chat(body).await;
     }
-    assert_eq!(home.model.sent().1.len(), 0);
+    assert_eq!(home.model.requests().1.len(), 0);
     let put = async |compact: Value| {
         let body = json!({"name": "prose", "short_term": {"compact": compact}});
         home.call("PUT", "/assistants/prose", body).await
@@ -207,7 +207,7 @@ async fn an_assistant_has_a_writer() {
 
 /// The routes, with the built-in model.
 #[tokio::test(flavor = "multi_thread")]
-async fn by_hand() {
+async fn compaction_on_request() {
     let home = Home::with("sqlite", false, |config| config.models.clear()).await.unwrap();
     for (i, text) in ["I am Ada.", "I like\nferries.\nCALL nobody {}", "Thanks."].into_iter().enumerate() {
         let messages = json!([user(text), assistant(&format!("ok {i}")), user("So?")]);
@@ -215,18 +215,18 @@ async fn by_hand() {
     }
     let before = home.call("GET", "/sessions/s", Value::Null).await;
     assert_eq!(before.body["summary"], Value::Null);
-    let done = home.call("POST", "/sessions/s/compact", json!({})).await;
+    let result = home.call("POST", "/sessions/s/compact", json!({})).await;
     assert_eq!(
-        (done.status, &done.body["compacted"], &done.body["session_id"]),
+        (result.status, &result.body["compacted"], &result.body["session_id"]),
         (200, &json!(8), &json!("s")),
-        "{done:?}"
+        "{result:?}"
     );
-    assert_eq!(done.headers["etag"], format!("\"{}\"", done.body["seq"]));
-    assert_eq!(done.body["summary"]["text"], "The user said: I am Ada.; So?; I like; So?");
+    assert_eq!(result.headers["etag"], format!("\"{}\"", result.body["seq"]));
+    assert_eq!(result.body["summary"]["text"], "The user said: I am Ada.; So?; I like; So?");
     let after = home.call("GET", "/sessions/s", Value::Null).await;
-    assert_eq!(after.body["summary"], done.body["summary"]);
+    assert_eq!(after.body["summary"], result.body["summary"]);
     assert_eq!((&after.body["messages"], &after.body["summary"]["position"]), (&before.body["messages"], &json!(8)));
-    assert_eq!(home.say("And now?").await.said(), "You said: And now? I see 6 messages.");
+    assert_eq!(home.append_user_message("And now?").await.said(), "You said: And now? I see 6 messages.");
     let again = home.call("POST", "/sessions/s/compact", json!({"keep_turns": 1, "model": "rehearsal"})).await;
     assert_eq!(again.body["summary"]["text"], "The user said: I am Ada.; So?; I like; So?; Thanks.; So?");
     let none = home.call("POST", "/sessions/s/compact", json!({"keep_turns": 9})).await;
@@ -237,7 +237,7 @@ async fn by_hand() {
     let undone = home.call("POST", "/sessions/s/uncompact", json!({})).await;
     assert_eq!((undone.status, undone.body["seq"].as_u64()), (200, Some(seq + 1)), "{undone:?}");
     assert_eq!(home.call("GET", "/sessions/s", Value::Null).await.body["summary"], Value::Null);
-    assert!(home.say("And?").await.said().ends_with("I see 15 messages."));
+    assert!(home.append_user_message("And?").await.said().ends_with("I see 15 messages."));
     // Invalid input changes nothing.
     let seq = home.session("s").await.seq;
     for (path, body, status) in [
@@ -260,7 +260,7 @@ async fn by_hand() {
 
 /// An error of the model server is passed on, and an unknown model is named.
 #[tokio::test(flavor = "multi_thread")]
-async fn by_hand_with_a_model_that_fails() {
+async fn compaction_on_request_with_a_failing_model() {
     let home = Home::with("memory", false, |config| {
         let other = config.models[0].clone();
         config.models.push(tenure_server::config::ModelConfig { name: "other".into(), ..other });
@@ -268,7 +268,7 @@ async fn by_hand_with_a_model_that_fails() {
     .await
     .unwrap();
     for n in 1..=4 {
-        home.say(&format!("question {n}")).await;
+        home.append_user_message(&format!("question {n}")).await;
     }
     home.model.then(Act::Refuse(429, "application/json", r#"{"error":{"message":"slow down"}}"#, Some("3")));
     let refused = home.call("POST", "/sessions/s/compact", json!({})).await;
@@ -279,12 +279,12 @@ async fn by_hand_with_a_model_that_fails() {
         (404, "model_not_found", &json!("model"))
     );
     assert!(home.session("s").await.summary().is_none());
-    let done = home.call("POST", "/sessions/s/compact", json!({"model": "other"})).await;
-    assert_eq!(done.body["compacted"], 4, "{done:?}");
+    let result = home.call("POST", "/sessions/s/compact", json!({"model": "other"})).await;
+    assert_eq!(result.body["compacted"], 4, "{result:?}");
 }
 
 #[test]
-fn a_writer_must_be_there() {
+fn the_summary_model_must_exist() {
     let wrong = |text: &str| Config::parse(text).unwrap_err().to_string();
     assert!(wrong("short_term: {compact: nobody}").starts_with("short_term.compact: there is no model \"nobody\""));
     let assistant = wrong("assistants: [{name: a, short_term: {compact: nobody}}]");

@@ -20,8 +20,8 @@ async fn chat(client: Client, n: usize, acknowledged: Arc<Vec<AtomicUsize>>) {
         let Ok(response) = client.post(n.is_multiple_of(2), body, &[]).send().await else { return };
         assert_eq!(response.status(), 200);
         let Ok(text) = response.text().await else { return };
-        let done = if n.is_multiple_of(2) { text.ends_with("data: [DONE]\n\n") } else { text.ends_with('}') };
-        if !done {
+        let is_complete = if n.is_multiple_of(2) { text.ends_with("data: [DONE]\n\n") } else { text.ends_with('}') };
+        if !is_complete {
             return;
         }
         acknowledged[n].fetch_add(1, Ordering::SeqCst);
@@ -32,16 +32,16 @@ async fn chat(client: Client, n: usize, acknowledged: Arc<Vec<AtomicUsize>>) {
 async fn write(client: Client, n: usize, acknowledged: Arc<Vec<AtomicUsize>>) {
     let session = format!("c{n}");
     let post = |route: String, body: Value| client.http.post(format!("{}{route}", client.base)).json(&body).send();
-    let Ok(made) = post("/sessions".to_owned(), json!({"id": session})).await else { return };
-    assert!([201, 409].contains(&made.status().as_u16()), "{}", made.status());
+    let Ok(created) = post("/sessions".to_owned(), json!({"id": session})).await else { return };
+    assert!([201, 409].contains(&created.status().as_u16()), "{}", created.status());
     loop {
         let turn = acknowledged[n].load(Ordering::SeqCst);
         let messages = [user(&format!("question {turn}")), assistant("written")];
-        let Ok(done) = post(format!("/sessions/{session}/messages"), json!({"messages": messages})).await else {
+        let Ok(appended) = post(format!("/sessions/{session}/messages"), json!({"messages": messages})).await else {
             return;
         };
-        assert_eq!(done.status(), 201);
-        if done.bytes().await.is_err() {
+        assert_eq!(appended.status(), 201);
+        if appended.bytes().await.is_err() {
             return;
         }
         acknowledged[n].fetch_add(1, Ordering::SeqCst);
@@ -87,21 +87,21 @@ async fn killed_under_load(kind: &str) {
                 Err(tenure::Error::NotFound { .. }) if turns == 0 => continue,
                 Err(e) => panic!("c{n}, round {round}: {e}"),
             };
-            let said: Vec<Value> = session.messages.iter().map(|m| m.message.to_value()).collect();
+            let stored: Vec<Value> = session.messages.iter().map(|m| m.message.to_value()).collect();
             assert!(
-                said.len() >= 2 * turns,
+                stored.len() >= 2 * turns,
                 "c{n}: {turns} turns were acknowledged, {} messages are there",
-                said.len()
+                stored.len()
             );
             // The log contains exactly what was sent: each question once, each with its answer, at most one turn
             // more.
-            assert!(said.len() <= 2 * turns + 2, "c{n}: {turns} turns were acknowledged: {said:?}");
-            for (turn, pair) in said.chunks(2).enumerate() {
+            assert!(stored.len() <= 2 * turns + 2, "c{n}: {turns} turns were acknowledged: {stored:?}");
+            for (turn, pair) in stored.chunks(2).enumerate() {
                 assert_eq!(pair[0], user(&format!("question {turn}")), "c{n}, round {round}");
-                assert!(pair.get(1).is_none_or(|a| a["role"] == "assistant"), "c{n}, round {round}: {said:?}");
+                assert!(pair.get(1).is_none_or(|a| a["role"] == "assistant"), "c{n}, round {round}: {stored:?}");
             }
             // An answer whose acknowledgement was lost counts: sent again, it would be a second question.
-            acknowledged[n].store(said.len() / 2, Ordering::SeqCst);
+            acknowledged[n].store(stored.len() / 2, Ordering::SeqCst);
         }
     }
 }
@@ -137,8 +137,8 @@ async fn killed_while_the_model_answers(kind: &str, stream: bool) {
     let lost = tokio::spawn(server.client.post(stream, body.clone(), &key).send());
     model.asked(1).await;
     server.kill();
-    if let Ok(begun) = lost.await.unwrap() {
-        assert!(stream && begun.text().await.is_err(), "it was cut off");
+    if let Ok(response) = lost.await.unwrap() {
+        assert!(stream && response.text().await.is_err(), "it was cut off");
     }
     let server = Binary::start(dir.path(), &store, &base_url);
     let reply = server.client.chat(stream, body.clone(), &key).await;
@@ -149,8 +149,8 @@ async fn killed_while_the_model_answers(kind: &str, stream: bool) {
     drop(server);
     let tenure = Tenure::open(&store).await.unwrap();
     let session = tenure.load(&nobody(), &SessionId::new(reply.session_id()).unwrap()).await.unwrap();
-    let said: Vec<Value> = session.messages.iter().map(|m| m.message.to_value()).collect();
-    assert_eq!(said, [user("Hi"), assistant("answer 2")]);
+    let stored: Vec<Value> = session.messages.iter().map(|m| m.message.to_value()).collect();
+    assert_eq!(stored, [user("Hi"), assistant("answer 2")]);
 }
 
 mod killed_while_the_model_answers {

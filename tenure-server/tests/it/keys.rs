@@ -179,9 +179,9 @@ async fn a_bootstrap_key_is_added_once() {
     let door = Door::memory().await;
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("key");
-    for (text, why) in [("short", "at least 32"), ("two keys which are separated by spaces", "without spaces")] {
+    for (text, reason) in [("short", "at least 32"), ("two keys which are separated by spaces", "without spaces")] {
         std::fs::write(&file, text).unwrap();
-        assert!(add_bootstrap_key(&door.app.keys, &file).await.unwrap_err().to_string().contains(why));
+        assert!(add_bootstrap_key(&door.app.keys, &file).await.unwrap_err().to_string().contains(reason));
     }
     let secret = "0123456789abcdef0123456789abcdef";
     std::fs::write(&file, format!("{secret}\n")).unwrap();

@@ -28,7 +28,7 @@ async fn a_request_that_is_too_large_is_refused_and_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn too_many_that_wait_are_turned_away() {
+async fn too_many_waiting_requests_are_rejected() {
     let model = slow_model(20, Duration::from_millis(150)).await;
     let dir = tempfile::tempdir().unwrap();
     let yaml = format!("store: 'memory:'\nlimits: {{max_queue: 1}}\nmodels: [{{name: slow, base_url: '{model}/v1'}}]");
@@ -41,8 +41,8 @@ async fn too_many_that_wait_are_turned_away() {
     };
     let all = [ask(), ask(), ask(), ask()];
     let mut statuses = Vec::new();
-    for asked in all {
-        let answer = asked.await.unwrap();
+    for response in all {
+        let answer = response.await.unwrap();
         if answer.0 != 200 {
             assert_error(&answer, 429, "too_large", Some("max_queue"));
         }
@@ -53,7 +53,7 @@ async fn too_many_that_wait_are_turned_away() {
 }
 
 /// Sends bytes on a new connection. Returns the response until the connection is closed, and how long that took.
-fn hear(server: &Running, send: &[u8]) -> (String, Duration) {
+fn read_response(server: &Running, send: &[u8]) -> (String, Duration) {
     let mut stream = TcpStream::connect(server.address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     let watch = Instant::now();
@@ -80,7 +80,7 @@ async fn connections_have_a_limit() {
             assert_eq!(response.status(), 200);
             held.push(response);
         }
-        let (text, _) = hear(&server, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n");
+        let (text, _) = read_response(&server, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n");
         assert!(text.starts_with("HTTP/1.1 503 ") && text.contains("retry-after: 1"), "{text}");
         let body: serde_json::Value = serde_json::from_str(text.split("\r\n\r\n").nth(1).unwrap()).unwrap();
         assert_error(&(503, body), 503, "too_many_connections", Some(limit));
@@ -99,11 +99,11 @@ async fn headers_must_come_in_time() {
         for send in cases {
             let server = &server;
             scope.spawn(move || {
-                let (text, took) = hear(server, send);
-                let what = String::from_utf8_lossy(send);
+                let (text, took) = read_response(server, send);
+                let request = String::from_utf8_lossy(send);
                 assert!(
                     took > Duration::from_millis(800) && took < Duration::from_secs(100),
-                    "{what:?}: {took:?}, {text:?}"
+                    "{request:?}: {took:?}, {text:?}"
                 );
             });
         }
@@ -132,7 +132,7 @@ async fn a_body_must_come_in_time() {
     let sized = format!("{head}content-length: 500\r\n\r\n{half}");
     let chunked = format!("{head}transfer-encoding: chunked\r\n\r\n{:x}\r\n{half}\r\n", half.len());
     for send in [sized, chunked] {
-        let (text, took) = hear(&server, send.as_bytes());
+        let (text, took) = read_response(&server, send.as_bytes());
         assert!(text.starts_with("HTTP/1.1 408 ") && text.contains("connection: close"), "{text}");
         let body = serde_json::from_str(text.split("\r\n\r\n").nth(1).unwrap()).unwrap();
         assert_error(&(408, body), 408, "too_slow", Some("body_timeout"));
@@ -170,15 +170,15 @@ async fn a_slow_answer_is_not_a_slow_client() {
 
 /// `/healthz` is about the process, `/readyz` about the store. Uses its own PostgreSQL, which it stops and starts.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_is_gone_is_not_ready() {
+async fn an_unreachable_store_is_not_ready() {
     if std::env::var("TENURE_TEST_POSTGRES").is_err() {
         return;
     }
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/postgres.sh");
-    let postgres = |what: &str| {
+    let postgres = |sql: &str| {
         let mut command = Command::new(script);
-        let output = command.arg(what).env("TENURE_TEST_PG_NAME", "server-readyz").output().unwrap();
-        assert!(output.status.success(), "{what}: {output:?}");
+        let output = command.arg(sql).env("TENURE_TEST_PG_NAME", "server-readyz").output().unwrap();
+        assert!(output.status.success(), "{sql}: {output:?}");
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     };
     let url = postgres("start");

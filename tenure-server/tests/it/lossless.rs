@@ -27,16 +27,16 @@ impl Random {
 }
 
 /// A message as it is compared: its role and its text.
-type Said = (String, String);
+type RoleAndText = (String, String);
 
 /// One sequence of requests.
-struct Story {
+struct Scenario {
     door: Door,
     random: Random,
     /// The ids that requests name.
     ids: Vec<String>,
     /// The acknowledged messages.
-    acknowledged: BTreeSet<Said>,
+    acknowledged: BTreeSet<RoleAndText>,
     /// The requests sent, for the failure report.
     log: Vec<String>,
     texts: usize,
@@ -46,7 +46,7 @@ fn user(text: &str) -> Value {
     json!({"role": "user", "content": text})
 }
 
-impl Story {
+impl Scenario {
     async fn begin(seed: u64, on_expired: OnExpired) -> Self {
         let door = Door::set_up("memory:", |config| {
             config.sessions.on_expired = on_expired;
@@ -152,8 +152,8 @@ impl Story {
             6 => drop(self.send("POST", &path("/rewind"), &json!({"turn": n})).await),
             7 => {
                 let body = if n == 0 { json!({}) } else { json!({"position": n}) };
-                let (_, made) = self.send("POST", &path("/fork"), &body).await;
-                self.ids.extend(made["id"].as_str().map(str::to_owned));
+                let (_, fork) = self.send("POST", &path("/fork"), &body).await;
+                self.ids.extend(fork["id"].as_str().map(str::to_owned));
             }
             8 => {
                 let body = *self.random.pick(&["paused", "active"]);
@@ -195,8 +195,8 @@ impl Story {
     }
 
     /// All readable messages, after every expired or deleted session was restored.
-    async fn readable(&mut self) -> BTreeSet<Said> {
-        let mut found = BTreeSet::new();
+    async fn readable(&mut self) -> BTreeSet<RoleAndText> {
+        let mut readable_texts = BTreeSet::new();
         let route = "/sessions?status=active,paused,expired,deleted&limit=100";
         let (_, list) = self.send("GET", route, &json!({})).await;
         assert!(list["next_cursor"].is_null(), "one page holds all sessions");
@@ -207,41 +207,41 @@ impl Story {
             assert_eq!(status, 200, "{id}\n{}", self.log.join("\n"));
             let discarded =
                 whole["discarded"].as_array().unwrap().iter().flat_map(|d| d["messages"].as_array().unwrap());
-            for said in whole["messages"].as_array().unwrap().iter().chain(discarded) {
-                let message = &said["message"];
+            for stored in whole["messages"].as_array().unwrap().iter().chain(discarded) {
+                let message = &stored["message"];
                 let text = message["content"].as_str().unwrap_or_default();
-                found.insert((message["role"].as_str().unwrap().to_owned(), text.to_owned()));
+                readable_texts.insert((message["role"].as_str().unwrap().to_owned(), text.to_owned()));
             }
         }
-        found
+        readable_texts
     }
 }
 
-async fn nothing_is_lost(on_expired: OnExpired) {
+async fn no_acknowledged_message_becomes_unreadable(on_expired: OnExpired) {
     for seed in 1..=SEQUENCES {
-        let mut story = Story::begin(seed, on_expired).await;
+        let mut scenario = Scenario::begin(seed, on_expired).await;
         for _ in 0..REQUESTS {
-            story.step().await;
+            scenario.step().await;
         }
-        let log = story.log.join("\n");
-        let found = story.readable().await;
-        let lost: Vec<_> = story.acknowledged.difference(&found).collect();
+        let log = scenario.log.join("\n");
+        let readable = scenario.readable().await;
+        let lost: Vec<_> = scenario.acknowledged.difference(&readable).collect();
         assert!(lost.is_empty(), "seed {seed}, {on_expired:?}: lost {lost:?}\n{log}");
-        assert!(story.acknowledged.len() > 10, "seed {seed}: too little was said to tell anything\n{log}");
+        assert!(scenario.acknowledged.len() > 10, "seed {seed}: too little was said to tell anything\n{log}");
     }
 }
 
 #[tokio::test]
-async fn nothing_is_lost_with_restore() {
-    nothing_is_lost(OnExpired::Restore).await;
+async fn no_acknowledged_message_becomes_unreadable_with_restore() {
+    no_acknowledged_message_becomes_unreadable(OnExpired::Restore).await;
 }
 
 #[tokio::test]
-async fn nothing_is_lost_with_fresh() {
-    nothing_is_lost(OnExpired::Fresh).await;
+async fn no_acknowledged_message_becomes_unreadable_with_fresh() {
+    no_acknowledged_message_becomes_unreadable(OnExpired::Fresh).await;
 }
 
 #[tokio::test]
-async fn nothing_is_lost_with_reject() {
-    nothing_is_lost(OnExpired::Reject).await;
+async fn no_acknowledged_message_becomes_unreadable_with_reject() {
+    no_acknowledged_message_becomes_unreadable(OnExpired::Reject).await;
 }

@@ -38,15 +38,15 @@ fn texts(list: &Value) -> Vec<&str> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_with_a_memory() {
     let door = open().await.with("x-tenure-user", "ada");
-    let made = door.post("/memories", json!({"text": "likes green tea", "metadata": {"by": "hand"}})).await.is(201);
+    let memory = door.post("/memories", json!({"text": "likes green tea", "metadata": {"by": "hand"}})).await.is(201);
     assert_eq!(
-        (&made["object"], &made["scope"], &made["user"], &made["metadata"]["by"]),
+        (&memory["object"], &memory["scope"], &memory["user"], &memory["metadata"]["by"]),
         (&json!("memory"), &json!("user"), &json!("ada"), &json!("hand"))
     );
     let ask =
         |text: &str| json!({"model": "friend", "session_id": "s1", "messages": [{"role": "user", "content": text}]});
-    let said = door.post("/v1/chat/completions", ask("Which tea do I like?")).await.is(200);
-    assert_eq!(said["session"]["memories"][0]["id"], made["id"], "{said}");
+    let reply = door.post("/v1/chat/completions", ask("Which tea do I like?")).await.is(200);
+    assert_eq!(reply["session"]["memories"][0]["id"], memory["id"], "{reply}");
     let called = r#"CALL memory {"action": "remember", "text": "takes no sugar"}"#;
     door.post("/v1/chat/completions", ask(called)).await.is(200);
     let all = door.get("/memories").await.is(200);
@@ -60,7 +60,7 @@ async fn a_chat_with_a_memory() {
     let answer = door.post("/v1/chat/completions", stream).await;
     let first = answer.text.lines().next().unwrap().strip_prefix("data: ").unwrap().to_owned();
     let first: Value = serde_json::from_str(&first).unwrap();
-    assert_eq!(first["session"]["memories"][0]["id"], made["id"], "the first chunk says it");
+    assert_eq!(first["session"]["memories"][0]["id"], memory["id"], "the first chunk says it");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -88,10 +88,10 @@ async fn routes() {
     }
     seen.sort();
     assert_eq!(seen, ["fact 0", "fact 1", "fact 2", "fact 3", "fact 4"]);
-    let found = ada.get("/memories/search?q=FACT%203&limit=1").await.is(200);
-    assert_eq!((texts(&found), &found["mode"]), (vec!["fact 3"], &json!("full_text")));
-    assert!(found["note"].as_str().unwrap().contains("no embedder"));
-    let id = found["data"][0]["id"].as_str().unwrap().to_owned();
+    let hits = ada.get("/memories/search?q=FACT%203&limit=1").await.is(200);
+    assert_eq!((texts(&hits), &hits["mode"]), (vec!["fact 3"], &json!("full_text")));
+    assert!(hits["note"].as_str().unwrap().contains("no embedder"));
+    let id = hits["data"][0]["id"].as_str().unwrap().to_owned();
     assert_eq!(ada.get(&format!("/memories/{id}")).await.is(200)["uses"], 1);
     bob.get(&format!("/memories/{id}")).await.wrong(404);
     bob.delete(&format!("/memories/{id}")).await.wrong(404);
@@ -159,7 +159,7 @@ async fn dreams() {
 /// The real binary: a fact from one session is recalled in the next, also after a restart, and the command line
 /// shows the same.
 #[test]
-fn as_people_use_it() {
+fn memories_over_the_command_line() {
     let dir = tempfile::tempdir().unwrap();
     let yaml = "store: sqlite:t.db\nassistants: [{name: friend, memory: {scope: user}, tools: [memory]}]\ndreams: {every: 1s}\n";
     let tenure = |args: &[&str]| {
@@ -193,14 +193,14 @@ fn as_people_use_it() {
     ask(&running, "one", r#"CALL memory {"action": "remember", "text": "her dog is called Rex"}"#);
     drop(running);
     let running = Running::start(dir.path(), yaml);
-    let said = ask(&running, "two", "What is my dog called?");
-    assert_eq!(said["session"]["memories"].as_array().map(Vec::len), Some(1), "{said}");
+    let answer = ask(&running, "two", "What is my dog called?");
+    assert_eq!(answer["session"]["memories"].as_array().map(Vec::len), Some(1), "{answer}");
     drop(running);
     let store = ["--store", "sqlite:t.db"];
     assert!(tenure(&[&store[..], &["memories", "list"]].concat()).contains("her dog is called Rex"));
-    let found: Value =
+    let hits: Value =
         serde_json::from_str(&tenure(&[&store[..], &["memories", "search", "which dog?", "--json"]].concat())).unwrap();
-    let id = found["data"][0]["id"].as_str().unwrap().to_owned();
+    let id = hits["data"][0]["id"].as_str().unwrap().to_owned();
     assert!(tenure(&[&store[..], &["memories", "add", "likes tea"]].concat()).contains("is remembered, for the user"));
     assert!(tenure(&[&store[..], &["memories", "forget", &id]].concat()).contains("is forgotten"));
     assert!(!tenure(&[&store[..], &["memories", "list"]].concat()).contains("Rex"));
@@ -215,29 +215,29 @@ fn as_people_use_it() {
 /// Recall quality on the 55 questions and memories of the project: how often the right memory is among the first
 /// results, by words, by meaning, and by both.
 #[tokio::test(flavor = "multi_thread")]
-async fn recall_finds_what_is_meant() {
+async fn recall_quality_on_the_labelled_questions() {
     let Ok(dir) = std::env::var("TENURE_TEST_MODEL") else {
         assert!(std::env::var("CI").is_err(), "TENURE_TEST_MODEL must be set in CI");
         eprintln!("skipped: TENURE_TEST_MODEL is not set (`make test` sets it)");
         return;
     };
     let set: Vec<Value> = serde_json::from_str(include_str!("../data/recall.json")).unwrap();
-    let who = Principal::new("default", "ada").unwrap();
+    let principal = Principal::new("default", "ada").unwrap();
     let source =
         EmbeddingSource::open(&Embeddings { model: "local".into(), path: dir, ..Embeddings::default() }).await.unwrap();
     let tenure =
         Tenure::open_with("memory:", Options { embedder: source.embedder(), ..Options::default() }).await.unwrap();
     for one in &set {
         let text = one["memory"].as_str().unwrap().to_owned();
-        tenure.remember(&who, &MemoryTarget::Own, NewMemory { text, ..NewMemory::default() }).await.unwrap();
+        tenure.remember(&principal, &MemoryTarget::Own, NewMemory { text, ..NewMemory::default() }).await.unwrap();
     }
     let words = Tenure::on(tenure.store().clone(), Options::default());
     let rank = |hits: &[tenure::RecallHit], text: &str| hits.iter().position(|h| h.memory.text == text);
     let (mut by_words, mut by_meaning, mut by_both) = (Vec::new(), Vec::new(), Vec::new());
     for one in &set {
         let (text, question) = (one["memory"].as_str().unwrap(), one["question"].as_str().unwrap());
-        by_words.push(rank(&words.recall(&who, &MemoryTarget::Own, question, 50).await.unwrap().memories, text));
-        let both = tenure.recall(&who, &MemoryTarget::Own, question, 50).await.unwrap();
+        by_words.push(rank(&words.recall(&principal, &MemoryTarget::Own, question, 50).await.unwrap().memories, text));
+        let both = tenure.recall(&principal, &MemoryTarget::Own, question, 50).await.unwrap();
         assert!(both.by_meaning);
         by_both.push(rank(&both.memories, text));
         let mut near = both.memories.clone();

@@ -73,12 +73,12 @@ fn results_of_tools_are_counted() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let tenure = tenure::Tenure::open("memory:").await.unwrap();
-            let who = tenure::Principal::default();
-            let id = tenure.create(&who, tenure::NewSession::default()).await.unwrap().info.session_id.clone();
-            assert!(tenure.cache_get(&who, &id, "look", &json!({"a": 1})).await.unwrap().is_none());
-            tenure.cache_put(&who, &id, "look", &json!({"a": 1}), &json!("there")).await.unwrap();
+            let principal = tenure::Principal::default();
+            let id = tenure.create(&principal, tenure::NewSession::default()).await.unwrap().info.session_id.clone();
+            assert!(tenure.cache_get(&principal, &id, "look", &json!({"a": 1})).await.unwrap().is_none());
+            tenure.cache_put(&principal, &id, "look", &json!({"a": 1}), &json!("there")).await.unwrap();
             for _ in 0..2 {
-                assert!(tenure.cache_get(&who, &id, "look", &json!({"a": 1})).await.unwrap().is_some());
+                assert!(tenure.cache_get(&principal, &id, "look", &json!({"a": 1})).await.unwrap().is_some());
             }
         });
     });

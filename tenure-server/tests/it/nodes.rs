@@ -216,10 +216,10 @@ async fn check(store: &str, begun: &BTreeMap<String, String>, world: &World) {
     let tenure = Tenure::open(store).await.unwrap();
     let findings = tenure.examine(|_| ()).await.unwrap();
     assert!(findings.is_empty(), "{findings:?}");
-    let who = Principal::new("default", "default").unwrap();
+    let principal = Principal::new("default", "default").unwrap();
     let mut wrong = Vec::new();
     for (id, run) in begun {
-        let session = tenure.load(&who, &SessionId::new(id).unwrap()).await.unwrap();
+        let session = tenure.load(&principal, &SessionId::new(id).unwrap()).await.unwrap();
         let roles: Vec<Role> = session.messages.iter().map(|m| m.message.role()).collect();
         if roles != [Role::User, Role::Assistant, Role::Tool, Role::Tool, Role::Assistant] {
             wrong.push(format!("{id}: {roles:?}"));

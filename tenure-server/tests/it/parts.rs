@@ -211,8 +211,8 @@ async fn a_session_goes_back_and_branches_off() {
     let whole = door.get("/sessions/a?include=discarded,cache").await.is(200);
     assert_eq!((&whole["discarded"], &whole["cache"]), (&cut["data"], &json!([])));
 
-    let (who, id) = (Principal::tenant_wide("default").unwrap(), SessionId::new("a").unwrap());
-    door.app.tenure.cache_put(&who, &id, "search", &json!({"q": 1}), &json!("found")).await.unwrap();
+    let (principal, id) = (Principal::tenant_wide("default").unwrap(), SessionId::new("a").unwrap());
+    door.app.tenure.cache_put(&principal, &id, "search", &json!({"q": 1}), &json!("found")).await.unwrap();
     let cached = &door.get("/sessions/a?include=cache").await.is(200)["cache"][0];
     assert_eq!(
         (&cached["tool"], &cached["parameters"], &cached["result"]),

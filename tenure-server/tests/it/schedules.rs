@@ -70,7 +70,7 @@ async fn one_node_runs_it_and_none_overlaps() {
         within("it is noted", async || state(&one).await.count == 2).await;
         clock.advance(SignedDuration::from_secs(60));
         within("it is missed", async || !state(&one).await.missed.is_empty()).await;
-        assert!(state(&two).await.missed[0].why.contains("still on"));
+        assert!(state(&two).await.missed[0].why.contains("still in progress"));
         hold.add_permits(1);
         let id = state(&one).await.session.unwrap();
         within("it is done", async || one.tenure.load(&nobody(), &id).await.unwrap().run.is_none()).await;

@@ -451,8 +451,8 @@ async fn a_thread_has_one_session_at_a_time() {
 async fn a_user_is_erased() {
     let door = Door::memory().await;
     let (ada, bob) = (door.with("x-tenure-user", "ada"), door.with("x-tenure-user", "bob"));
-    for (who, id) in [(&ada, "a1"), (&ada, "a2"), (&bob, "b")] {
-        who.post("/sessions", json!({"id": id})).await.is(201);
+    for (principal, id) in [(&ada, "a1"), (&ada, "a2"), (&bob, "b")] {
+        principal.post("/sessions", json!({"id": id})).await.is(201);
     }
     ada.delete("/sessions/a2").await.is(200);
     let receipt = door.delete("/users/ada").await.is(200);

@@ -111,7 +111,7 @@ fn somebody_chats_at_a_terminal() {
     terminal.shows("> ");
     // An invalid command does not end the chat.
     terminal.types("/nonsense\r");
-    terminal.shows("error: there is no /nonsense");
+    terminal.shows("error: unknown command /nonsense");
     terminal.shows("> ");
     terminal.types("/fork\r");
     terminal.shows("session ");
@@ -173,7 +173,7 @@ fn ctrl_c_cancels_the_run() {
     terminal.shows("Half");
     let interrupt = Command::new("kill").args(["-INT", &terminal.child.id().to_string()]).status().unwrap();
     assert!(interrupt.success());
-    terminal.shows("stopped; what was said until then is kept");
+    terminal.shows("stopped; the partial answer is stored");
     terminal.shows("> ");
     terminal.types("/quit\r");
     assert_eq!(terminal.child.wait().unwrap().code(), Some(0));

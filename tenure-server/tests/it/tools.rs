@@ -271,7 +271,7 @@ async fn a_tool_behind_a_url() {
     }
     assert!(matches!(ask("nobody").await, Err(ToolError::NotCalled(why)) if !why.contains("127.0.0.1:9/")));
     let long = ask("long").await.unwrap().content;
-    assert!(long.len() <= 1 << 20 && long.ends_with("left out ...]"));
+    assert!(long.len() <= 1 << 20 && long.ends_with("omitted ...]"));
     assert_eq!(seen.lock().unwrap().len(), 1, "redirects are not followed");
 }
 

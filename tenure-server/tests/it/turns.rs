@@ -31,9 +31,9 @@ async fn half_way(home: &Home, body: Value) -> (Arc<Semaphore>, tokio::task::Joi
     let answer = send(home, home.stream, body, &[]);
     home.model.asked(before + 1).await;
     // The model may be called while the user's message is still being committed.
-    let (tenure, who) = (&home.app.tenure, nobody());
+    let (tenure, principal) = (&home.app.tenure, nobody());
     if let Some(session) = session {
-        within("the turn is on", async || tenure.head(&who, &session).await.is_ok_and(|h| h.run.is_some())).await;
+        within("the turn is on", async || tenure.head(&principal, &session).await.is_ok_and(|h| h.run.is_some())).await;
     }
     // Gives the first chunk time to arrive.
     tokio::time::sleep(std::time::Duration::from_millis(if home.stream { 60 } else { 20 })).await;
@@ -252,19 +252,19 @@ in_every_way! {
             let session = way.replace(' ', "-");
             home.chat(ask(&session, "0")).await;
             let (permit, first) = half_way(home, ask(&session, "1")).await;
-            let (tenure, who, at) = (&home.app.tenure, nobody(), id(&session));
+            let (tenure, principal, at) = (&home.app.tenure, nobody(), id(&session));
             let other = vec![tenure::Message::user("new"); 9];
             let import = async || {
                 let export = tenure::Export { messages: other.clone(), ..Default::default() };
-                tenure.import(&who, &at, export).await.unwrap();
+                tenure.import(&principal, &at, export).await.unwrap();
             };
             match way {
-                "rewind" => drop(tenure.rewind(&who, &at, tenure::Point::Position(2)).await.unwrap()),
-                "delete" => assert!(tenure.delete(&who, &at).await.unwrap()),
-                "purge" => assert!(tenure.purge(&who, &at).await.unwrap()),
+                "rewind" => drop(tenure.rewind(&principal, &at, tenure::Point::Position(2)).await.unwrap()),
+                "delete" => assert!(tenure.delete(&principal, &at).await.unwrap()),
+                "purge" => assert!(tenure.purge(&principal, &at).await.unwrap()),
                 "replace" => import().await,
                 _ => {
-                    assert!(tenure.purge(&who, &at).await.unwrap());
+                    assert!(tenure.purge(&principal, &at).await.unwrap());
                     import().await;
                 }
             }
@@ -272,7 +272,7 @@ in_every_way! {
             let first = first.await.unwrap();
             assert_eq!((first.status, first.code()), (if home.stream { 200 } else { 409 }, "superseded"), "{way}");
             assert!(!first.is_done());
-            let found = tenure.load_any(&who, &at).await.map(|s| s.messages.len());
+            let found = tenure.load_any(&principal, &at).await.map(|s| s.messages.len());
             match way {
                 "rewind" => assert_eq!(found.unwrap(), 2),
                 "delete" => assert_eq!(found.unwrap(), 3),

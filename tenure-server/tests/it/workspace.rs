@@ -194,7 +194,7 @@ async fn the_end_is_committed_beside_the_users_own_work() {
     assert_eq!(commit.parent_id(0).unwrap(), mine);
     assert_eq!(commit.tree().unwrap().get_path(Path::new("sub/c")).unwrap().filemode(), 0o100755);
     let message = commit.message().unwrap();
-    assert_eq!(message, "the end of the session\n\nTenure-Session: s1 2026-01-01T00:00:00Z\nTenure-Seq: 1\n");
+    assert_eq!(message, "end of the session\n\nTenure-Session: s1 2026-01-01T00:00:00Z\nTenure-Seq: 1\n");
     assert_eq!(git.head().unwrap().target(), Some(mine), "HEAD is the user's");
     assert_eq!(fs::read(desk.path("shop/.git/index")).unwrap(), before, "so is the index");
     assert!(!desk.outside().join("ran").exists(), "nothing was run");
@@ -267,10 +267,10 @@ async fn a_workspace_that_fails_holds_up_nobody() {
     let why: BTreeMap<&str, &str> =
         report.failed.iter().map(|(key, why)| (key.session.as_str(), why.as_str())).collect();
     assert_eq!(why.len(), 9);
-    assert!(why["ignore"].contains("ignore/.gitignore: it is not a plain file"), "{}", why["ignore"]);
-    assert!(why["gone"].contains("no directory") && why["big"].contains("`max_files` of 3"), "{why:?}");
+    assert!(why["ignore"].contains("ignore/.gitignore: not a regular file"), "{}", why["ignore"]);
+    assert!(why["gone"].contains("no workspace directory") && why["big"].contains("`max_files` of 3"), "{why:?}");
     for name in ["link", "file", "common", "objects", "alternates", "pipe"] {
-        assert!(why[name].contains("leads out of the workspace"), "{}", why[name]);
+        assert!(why[name].contains("outside the workspace"), "{}", why[name]);
     }
     assert_eq!(list(&desk.outside()), outside, "nothing was written elsewhere");
 
@@ -433,14 +433,14 @@ async fn one_workspace_for_many() {
     let lock = list(&desk.dir.path().join("root/.locks")).pop().unwrap();
     let held = fs::OpenOptions::new().write(true).open(lock).unwrap();
     held.lock().unwrap();
-    let (who, id) = (Principal::default(), SessionId::new("s0-0").unwrap());
+    let (principal, id) = (Principal::default(), SessionId::new("s0-0").unwrap());
     let release = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(300));
         held.unlock().unwrap();
         held
     });
     desk.write("w/a", "2");
-    houses[0].checkpoint(&who, &id, None).await.unwrap();
+    houses[0].checkpoint(&principal, &id, None).await.unwrap();
     assert_eq!(desk.commits("w", "s0-0").len(), 6);
     let held = release.join().unwrap();
     held.lock().unwrap();
@@ -452,7 +452,7 @@ async fn one_workspace_for_many() {
     held.unlock().unwrap();
     clock.advance(SignedDuration::from_mins(2));
     assert_eq!(houses[0].sweep().await.unwrap().expired.len(), 8);
-    assert_eq!(houses[0].head(&who, &id).await.unwrap().status, Status::Expired);
+    assert_eq!(houses[0].head(&principal, &id).await.unwrap().status, Status::Expired);
 }
 
 /// A step after the commit fails, as if the process had died there: the retry finds nothing to commit, and

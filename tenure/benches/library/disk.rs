@@ -14,9 +14,9 @@ pub fn size(path: &Path) -> u64 {
 /// 400 turns of 1 KB + 1 KB with a checkpoint each, compared with the same messages as raw rows.
 pub async fn bytes(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
-    let said = |n: usize| vec![Message::user(&words(1000, n)), Message::assistant(&words(1000, n + 7))];
+    let messages = |n: usize| vec![Message::user(&words(1000, n)), Message::assistant(&words(1000, n + 7))];
     let db = raw::open(&dir.path().join("raw.db"));
-    (0..400).for_each(|n| raw::commit(&db, 1, n * 2, &said(n)));
+    (0..400).for_each(|n| raw::commit(&db, 1, n * 2, &messages(n)));
     drop(db);
     let raw = size(&dir.path().join("raw.db"));
     let kb = |b: u64| format!("{} KB", b / 1024);
@@ -25,16 +25,16 @@ pub async fn bytes(report: &mut Report) {
         let tenure = Tenure::open(&format!("{kind}:{}", path.display())).await.unwrap();
         let session = create(&tenure, "s").await;
         for n in 0..400 {
-            tenure.append(&who(), &session, said(n)).await.unwrap();
+            tenure.append(&who(), &session, messages(n)).await.unwrap();
         }
         assert_eq!(tenure.checkpoints(&who(), &session).await.unwrap().len(), 400);
         drop(tenure);
-        let ours = size(&path);
+        let bytes = size(&path);
         report.row(
             format!("disk after 400 turns with checkpoints, {kind}"),
-            kb(ours),
+            kb(bytes),
             kb(raw),
-            ours as f64 / raw as f64,
+            bytes as f64 / raw as f64,
             Promise::AtMost(1.3),
         );
     }
@@ -45,10 +45,10 @@ pub async fn bytes(report: &mut Report) {
     let table = format!("create table {schema}.m(id bigserial, sid bigint, data text, primary key(sid, id))");
     run("psql", &url, &["-qc", &table]);
     for n in 0..400 {
-        tenure.append(&who(), &session, said(n)).await.unwrap();
+        tenure.append(&who(), &session, messages(n)).await.unwrap();
         if n % 20 == 0 {
             // The raw rows are inserted in batches of twenty: only their size is measured.
-            let rows: Vec<String> = (n..n + 20).flat_map(said).map(|m| format!("(1, '{}')", m.as_str())).collect();
+            let rows: Vec<String> = (n..n + 20).flat_map(messages).map(|m| format!("(1, '{}')", m.as_str())).collect();
             run("psql", &url, &["-qc", &format!("insert into {schema}.m(sid, data) values {}", rows.join(","))]);
         }
     }
@@ -59,11 +59,13 @@ pub async fn bytes(report: &mut Report) {
         );
         run("psql", &url, &["-Atqc", &sql]).trim().parse::<u64>().unwrap()
     };
-    let (log, all, raw) = (total("= 'tenure_record'"), total("like 'tenure_%'"), total("= 'm'"));
-    for (what, ours, promise) in [
+    let log = total("= 'tenure_record'");
+    let all = total("like 'tenure_%'");
+    let raw = total("= 'm'");
+    for (label, bytes, promise) in [
         ("disk after 400 turns with checkpoints, postgres, all tables and indexes", all, Promise::AtMost(1.3)),
         ("of that the log", log, Promise::None),
     ] {
-        report.row(what, kb(ours), kb(raw), ours as f64 / raw as f64, promise);
+        report.row(label, kb(bytes), kb(raw), bytes as f64 / raw as f64, promise);
     }
 }

@@ -8,9 +8,9 @@ use tenure::*;
 
 /// One row of the report: the measurement, its baseline, and the promised bound.
 pub struct Row {
-    pub what: String,
-    pub ours: String,
-    pub beside: String,
+    pub label: String,
+    pub measured: String,
+    pub baseline: String,
     pub ratio: f64,
     pub promise: Promise,
 }
@@ -39,26 +39,26 @@ impl Report {
 
     pub fn row(
         &mut self,
-        what: impl Into<String>,
-        ours: impl Into<String>,
-        beside: impl Into<String>,
+        label: impl Into<String>,
+        measured: impl Into<String>,
+        baseline: impl Into<String>,
         ratio: f64,
         promise: Promise,
     ) {
-        let row = Row { what: what.into(), ours: ours.into(), beside: beside.into(), ratio, promise };
+        let row = Row { label: label.into(), measured: measured.into(), baseline: baseline.into(), ratio, promise };
         println!("{}", line(&row));
         self.0.push(row);
     }
 }
 
 fn line(row: &Row) -> String {
-    let (promise, kept) = match row.promise {
+    let (promise, is_met) = match row.promise {
         Promise::AtMost(x) => (format!("at most {x}"), row.ratio <= x),
         Promise::AtLeast(x) => (format!("at least {x}"), row.ratio >= x),
         Promise::None => (String::new(), true),
     };
-    let verdict = if kept { "" } else { " **missed**" };
-    format!("| {} | {} | {} | {:.2} | {promise}{verdict} |", row.what, row.ours, row.beside, row.ratio)
+    let verdict = if is_met { "" } else { " **missed**" };
+    format!("| {} | {} | {} | {:.2} | {promise}{verdict} |", row.label, row.measured, row.baseline, row.ratio)
 }
 
 pub fn who() -> Principal {
@@ -71,7 +71,8 @@ pub fn id(s: &str) -> SessionId {
 
 pub fn words(n: usize, seed: usize) -> String {
     let list = ["the ", "agent ", "session ", "of ", "memory ", "query ", "retry ", "result "];
-    let (mut text, mut x) = (String::with_capacity(n + 8), seed as u64 * 2654435761 + 12345);
+    let mut text = String::with_capacity(n + 8);
+    let mut x = seed as u64 * 2654435761 + 12345;
     while text.len() < n {
         x = x.wrapping_mul(6364136223846793005).wrapping_add(1);
         text.push_str(list[(x >> 60) as usize & 7]);
@@ -83,8 +84,10 @@ pub fn words(n: usize, seed: usize) -> String {
 /// A turn of the common workload: a user message of 200 characters, a tool call, its result of 1
 /// KB, and an answer of 600 characters.
 pub fn turn(i: usize) -> Vec<Message> {
-    let (u, a, t, f) =
-        (words(200, i % 64), words(60, 1000 + i % 64), words(1024, 2000 + i % 64), words(600, 3000 + i % 64));
+    let u = words(200, i % 64);
+    let a = words(60, 1000 + i % 64);
+    let t = words(1024, 2000 + i % 64);
+    let f = words(600, 3000 + i % 64);
     let texts = [
         format!(r#"{{"role":"user","content":"{u}","id":"m{i}-0"}}"#),
         format!(
@@ -129,8 +132,8 @@ pub fn ratio(a: Duration, b: Duration) -> f64 {
 /// Fills a session with many turns, in large batches.
 pub async fn fill(tenure: &Tenure, session: &SessionId, messages: usize) {
     for from in (0..messages / 4).step_by(1000) {
-        let said: Vec<Message> = (from..(from + 1000).min(messages / 4)).flat_map(turn).collect();
-        tenure.append(&who(), session, plain(said)).await.unwrap();
+        let batch: Vec<Message> = (from..(from + 1000).min(messages / 4)).flat_map(turn).collect();
+        tenure.append(&who(), session, plain(batch)).await.unwrap();
     }
 }
 

@@ -6,17 +6,17 @@ use tenure::store::{Commit, Store};
 /// Writes many small sessions directly to the store, with concurrent tasks.
 pub async fn many(store: &std::sync::Arc<dyn Store>, count: usize) {
     let mut tasks = Vec::new();
-    for hand in 0..64 {
+    for worker in 0..64 {
         let store = store.clone();
         tasks.push(tokio::spawn(async move {
-            for n in (hand..count).step_by(64) {
+            for n in (worker..count).step_by(64) {
                 let user = User::new(format!("u{}", n % 10)).unwrap();
                 let tags = vec![format!("t{}", n % 10)];
                 let at = jiff::Timestamp::from_microsecond(1_700_000_000_000_000 + n as i64 * 1000).unwrap();
-                let said = [Message::user(&format!("question {n}")), Message::assistant(&format!("answer {n}"))];
+                let messages = [Message::user(&format!("question {n}")), Message::assistant(&format!("answer {n}"))];
                 let entries = [Entry::created(SessionCreated { user, tags, ..SessionCreated::default() })]
                     .into_iter()
-                    .chain(said.map(Entry::message));
+                    .chain(messages.map(Entry::message));
                 let records: Vec<Record> = (1..).zip(entries).map(|(seq, entry)| Record { seq, at, entry }).collect();
                 let key = SessionKey { tenant: Tenant::new("bench").unwrap(), session: id(&format!("s{n:07}")) };
                 let session = Session::replay(&key, records.clone()).unwrap();
@@ -37,36 +37,37 @@ pub fn lasting() -> Options {
 /// The newest 20 of 100,000 sessions with a filter, compared with 100 sessions.
 pub async fn newest(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
-    let mut houses = Vec::new();
+    let mut tenures = Vec::new();
     for count in [100, 100_000] {
         let path = dir.path().join(format!("{count}.db"));
         let tenure = Tenure::open_with(&format!("sqlite:{}", path.display()), lasting()).await.unwrap();
         many(tenure.store(), count).await;
-        houses.push(tenure);
+        tenures.push(tenure);
     }
     for filter in ["user", "user and tag", "tenant and tag"] {
         let mut query = SessionQuery::new(OwnerFilter::Everyone, 20);
-        let mut asking = who();
+        let mut principal = who();
         if filter != "user" {
             query.tags = vec!["t3".into()];
         }
         if filter == "tenant and tag" {
-            asking = Principal::tenant_wide("bench").unwrap();
+            principal = Principal::tenant_wide("bench").unwrap();
         }
         let mut times = [Vec::new(), Vec::new()];
         for _ in 0..200 {
-            for (house, times) in houses.iter().zip(&mut times) {
+            for (tenure, times) in tenures.iter().zip(&mut times) {
                 times.push(
-                    timed(async { assert!(house.list(&asking, query.clone()).await.unwrap().heads.len() >= 10) }).await,
+                    timed(async { assert!(tenure.list(&principal, query.clone()).await.unwrap().heads.len() >= 10) })
+                        .await,
                 );
             }
         }
-        let [few, most] = times.map(median);
+        let [small, large] = times.map(median);
         report.row(
             format!("newest 20 of 100,000 by {filter}, beside of 100"),
-            ms(most),
-            ms(few),
-            ratio(most, few),
+            ms(large),
+            ms(small),
+            ratio(large, small),
             Promise::AtMost(3.0),
         );
     }
@@ -81,31 +82,31 @@ pub async fn content_match(report: &mut Report) {
         let tenure = Tenure::open_with(&url(count), lasting()).await.unwrap();
         many(tenure.store(), count).await;
     }
-    let mut houses = Vec::new();
+    let mut tenures = Vec::new();
     for count in [1_000, 1_000_000] {
-        houses.push((Tenure::open_with(&url(count), lasting()).await.unwrap(), count));
+        tenures.push((Tenure::open_with(&url(count), lasting()).await.unwrap(), count));
     }
     let mut times = [Vec::new(), Vec::new()];
     for i in 0..400usize {
-        for ((house, count), times) in houses.iter().zip(&mut times) {
+        for ((tenure, count), times) in tenures.iter().zip(&mut times) {
             let n = (i * 7919 % (count / 10)) * 10 + 3;
-            times.push(timed(find(house, n)).await);
+            times.push(timed(find(tenure, n)).await);
         }
     }
-    let [few, most] = times.map(median);
+    let [small, large] = times.map(median);
     report.row(
         "content match among 1,000,000 sessions, beside among 1,000",
-        ms(most),
-        ms(few),
-        ratio(most, few),
+        ms(large),
+        ms(small),
+        ratio(large, small),
         Promise::AtMost(3.0),
     );
-    drop(houses);
+    drop(tenures);
     memory::growth(report, (&url(10_000), 10_000), (&url(1_000_000), 1_000_000));
 }
 
 pub async fn find(tenure: &Tenure, n: usize) {
-    let asked =
+    let messages =
         [Message::user(&format!("question {n}")), Message::assistant(&format!("answer {n}")), Message::user("more")];
-    assert_eq!(tenure.find(&who(), &asked).await.unwrap(), Some(id(&format!("s{n:07}"))));
+    assert_eq!(tenure.find(&who(), &messages).await.unwrap(), Some(id(&format!("s{n:07}"))));
 }

@@ -21,13 +21,13 @@ pub fn growth(report: &mut Report, small: (&str, usize), large: (&str, usize)) {
         let out =
             Command::new(std::env::current_exe().unwrap()).args([CHILD, url, &count.to_string()]).output().unwrap();
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-        let told = String::from_utf8(out.stdout).unwrap();
-        let mut told = told.split_whitespace().map(|kb| kb.parse::<f64>().unwrap() / 1024.0);
-        [told.next().unwrap(), told.next().unwrap()]
+        let text = String::from_utf8(out.stdout).unwrap();
+        let mut megabytes = text.split_whitespace().map(|kb| kb.parse::<f64>().unwrap() / 1024.0);
+        [megabytes.next().unwrap(), megabytes.next().unwrap()]
     });
-    for (i, what) in ["resident memory", "the most it ever was"].into_iter().enumerate() {
+    for (i, label) in ["resident memory", "the most it ever was"].into_iter().enumerate() {
         report.row(
-            format!("{what}, the same work on 1,000,000 sessions, beside on 10,000"),
+            format!("{label}, the same work on 1,000,000 sessions, beside on 10,000"),
             format!("{:.1} MB", large[i]),
             format!("{:.1} MB", small[i]),
             large[i] / small[i],
@@ -39,7 +39,8 @@ pub fn growth(report: &mut Report, small: (&str, usize), large: (&str, usize)) {
 /// The measuring process: opens the database, runs the workload, and prints current and peak memory
 /// in KB.
 pub async fn child(mut args: impl Iterator<Item = String>) {
-    let (url, count) = (args.next().unwrap(), args.next().unwrap().parse::<usize>().unwrap());
+    let url = args.next().unwrap();
+    let count = args.next().unwrap().parse::<usize>().unwrap();
     let tenure = Tenure::open_with(&url, lists::lasting()).await.unwrap();
     // Spread over all sessions, of which every tenth belongs to this user.
     let nth = |i: usize| i % SESSIONS * (count / SESSIONS) + 3;

@@ -26,24 +26,26 @@ fn merge(session: &Session, messages: &[Message]) -> Duration {
 }
 
 pub fn requests(report: &mut Report) {
-    let (short, long) = (session(25), session(2500));
+    let short = session(25);
+    let long = session(2500);
     // The local list of a tool loop: the last question, its call and its result.
     let tool_loop = |session: &Session| -> Vec<Message> {
         let last = &session.messages[session.messages.len() - 4..];
         last[..3].iter().map(|m| m.message.clone()).collect()
     };
-    let (ours, beside) = (merge(&long, &tool_loop(&long)), merge(&short, &tool_loop(&short)));
-    let what = "merging a tool loop's list with 10,000 messages, beside with 100";
-    report.row(what, micros(ours), micros(beside), ratio(ours, beside), Promise::AtMost(2.0));
+    let measured = merge(&long, &tool_loop(&long));
+    let baseline = merge(&short, &tool_loop(&short));
+    let label = "merging a tool loop's list with 10,000 messages, beside with 100";
+    report.row(label, micros(measured), micros(baseline), ratio(measured, baseline), Promise::AtMost(2.0));
     // The complete list and a new question, compared with parsing it.
     let mut all: Vec<Message> = long.messages.iter().map(|m| m.message.clone()).collect();
     all.push(Message::user("And then?"));
     let texts: Vec<String> = all.iter().map(|m| m.as_str().to_owned()).collect();
     let parse = || texts.iter().map(|text| Message::parse(text).unwrap()).collect::<Vec<_>>();
-    let beside = median((0..20).map(|_| time(|| black_box(parse())).0).collect());
-    let ours = merge(&long, &all);
-    let what = "merging a list of 10,000 messages, beside parsing it";
-    report.row(what, ms(ours), ms(beside), ratio(ours, beside), Promise::AtMost(1.0));
+    let baseline = median((0..20).map(|_| time(|| black_box(parse())).0).collect());
+    let measured = merge(&long, &all);
+    let label = "merging a list of 10,000 messages, beside parsing it";
+    report.row(label, ms(measured), ms(baseline), ratio(measured, baseline), Promise::AtMost(1.0));
 }
 
 fn micros(d: Duration) -> String {

@@ -37,14 +37,20 @@ pub async fn side_by_side(report: &mut Report) {
         for length in [0, 5000] {
             let session = create(&tenure, &format!("{}-{length}", script.replace(['_', '.'], "-"))).await;
             fill(&tenure, &session, length).await;
-            let mut ours = Vec::new();
+            let mut times = Vec::new();
             for n in 0..200 {
-                ours.push(timed(async { tenure.append(&who(), &session, turn(n)).await.unwrap() }).await);
+                times.push(timed(async { tenure.append(&who(), &session, turn(n)).await.unwrap() }).await);
             }
-            let ours = median(ours);
-            let Some(theirs) = result["result"][format!("len_{length}")]["p50_ms"].as_f64() else { continue };
-            let what = format!("append a turn at {length} messages, beside {name}");
-            report.row(what, ms(ours), format!("{theirs:.3} ms"), ours.as_secs_f64() * 1e3 / theirs, Promise::None);
+            let measured = median(times);
+            let Some(peer_ms) = result["result"][format!("len_{length}")]["p50_ms"].as_f64() else { continue };
+            let label = format!("append a turn at {length} messages, beside {name}");
+            report.row(
+                label,
+                ms(measured),
+                format!("{peer_ms:.3} ms"),
+                measured.as_secs_f64() * 1e3 / peer_ms,
+                Promise::None,
+            );
         }
     }
 }

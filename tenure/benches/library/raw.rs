@@ -38,14 +38,14 @@ pub fn group_commit(path: &Path, writers: usize, time: Duration) -> f64 {
         while let Ok(first) = queue.recv() {
             db.execute_batch("BEGIN IMMEDIATE").unwrap();
             let mut acks = Vec::new();
-            let mut take = |(session, from, messages, ack): Job| {
+            let mut insert_job = |(session, from, messages, ack): Job| {
                 insert(&db, session, from, &messages);
                 acks.push(ack);
                 acks.len()
             };
-            take(first);
+            insert_job(first);
             while let Ok(next) = queue.try_recv() {
-                if take(next) >= 256 {
+                if insert_job(next) >= 256 {
                     break;
                 }
             }
@@ -62,9 +62,9 @@ pub fn group_commit(path: &Path, writers: usize, time: Duration) -> f64 {
             std::thread::spawn(move || {
                 let mut n = 0;
                 while start.elapsed() < time {
-                    let (ack, done) = mpsc::sync_channel(1);
+                    let (ack, acked) = mpsc::sync_channel(1);
                     jobs.send((w as i64, n * 4, crate::turn(n), ack)).unwrap();
-                    done.recv().unwrap();
+                    acked.recv().unwrap();
                     n += 1;
                 }
                 n

@@ -9,48 +9,55 @@ pub async fn load(report: &mut Report) {
     let url = format!("sqlite:{}", dir.path().join("ours.db").display());
     let tenure = Tenure::open(&url).await.unwrap();
     let db = raw::open(&dir.path().join("raw.db"));
-    let (small, middle, large) =
-        (create(&tenure, "small").await, create(&tenure, "middle").await, create(&tenure, "large").await);
+    let small = create(&tenure, "small").await;
+    let middle = create(&tenure, "middle").await;
+    let large = create(&tenure, "large").await;
     fill(&tenure, &small, 100).await;
     fill(&tenure, &middle, 5_000).await;
     fill(&tenure, &large, 100_000).await;
     raw::commit(&db, 1, 0, &(0..1250).flat_map(turn).collect::<Vec<_>>());
-    let (mut cold, mut hot, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
-    let warm = Tenure::on(tenure.store().clone(), Options::default());
+    let mut uncached = Vec::new();
+    let mut cached = Vec::new();
+    let mut baseline = Vec::new();
+    let with_cache = Tenure::on(tenure.store().clone(), Options::default());
     for _ in 0..60 {
-        let (t, raw) = time(|| raw::load(&db, 1));
-        theirs.push(t);
+        let (elapsed, raw) = time(|| raw::load(&db, 1));
+        baseline.push(elapsed);
         // Without cache: every load reads from the store.
-        let fresh = Tenure::on(tenure.store().clone(), Options::default());
+        let without_cache = Tenure::on(tenure.store().clone(), Options::default());
         let start = Instant::now();
-        let ours = fresh.messages_json(&who(), &middle).await.unwrap();
-        cold.push(start.elapsed());
-        assert_eq!(ours, raw);
+        let json = without_cache.messages_json(&who(), &middle).await.unwrap();
+        uncached.push(start.elapsed());
+        assert_eq!(json, raw);
         let start = Instant::now();
-        assert_eq!(warm.messages_json(&who(), &middle).await.unwrap().len(), raw.len());
-        hot.push(start.elapsed());
+        assert_eq!(with_cache.messages_json(&who(), &middle).await.unwrap().len(), raw.len());
+        cached.push(start.elapsed());
     }
-    let (cold, hot, theirs) = (median(cold), median(hot), median(theirs));
+    let uncached = median(uncached);
+    let cached = median(cached);
+    let baseline = median(baseline);
     report.row(
         "load 5,000 messages as bytes, cold, beside raw",
-        ms(cold),
-        ms(theirs),
-        ratio(cold, theirs),
+        ms(uncached),
+        ms(baseline),
+        ratio(uncached, baseline),
         Promise::AtMost(2.0),
     );
     report.row(
         "load 5,000 messages as bytes, hot, beside raw",
-        ms(hot),
-        ms(theirs),
-        ratio(hot, theirs),
+        ms(cached),
+        ms(baseline),
+        ratio(cached, baseline),
         Promise::AtMost(2.0),
     );
-    let (mut of_100, mut of_100k) = (Vec::new(), Vec::new());
+    let mut of_100 = Vec::new();
+    let mut of_100k = Vec::new();
     for _ in 0..500 {
         of_100.push(timed(async { assert_eq!(tenure.tail(&who(), &small, 20).await.unwrap().len(), 20) }).await);
         of_100k.push(timed(async { assert_eq!(tenure.tail(&who(), &large, 20).await.unwrap().len(), 20) }).await);
     }
-    let (of_100, of_100k) = (median(of_100), median(of_100k));
+    let of_100 = median(of_100);
+    let of_100k = median(of_100k);
     report.row(
         "last 20 of 100,000 messages, beside of 100",
         ms(of_100k),
@@ -69,13 +76,17 @@ pub async fn fork(report: &mut Report) {
     fill(&tenure, &large, 100_000).await;
     tenure.checkpoint(&who(), &large, Some(CheckpointLabel::new("here").unwrap())).await.unwrap();
     tenure.load(&who(), &large).await.unwrap();
-    let (mut forks, mut labelled, mut appends) = (Vec::new(), Vec::new(), Vec::new());
+    let mut forks = Vec::new();
+    let mut labelled = Vec::new();
+    let mut appends = Vec::new();
     for n in 0..300 {
         appends.push(timed(async { tenure.append(&who(), &large, plain(turn(n))).await.unwrap() }).await);
         forks.push(timed(async { tenure.fork(&who(), &large, Point::End, None).await.unwrap() }).await);
         labelled.push(timed(async { tenure.fork(&who(), &large, "here", None).await.unwrap() }).await);
     }
-    let (forks, labelled, appends) = (median(forks), median(labelled), median(appends));
+    let forks = median(forks);
+    let labelled = median(labelled);
+    let appends = median(appends);
     report.row(
         "fork of 100,000 messages at the end, beside an append",
         ms(forks),

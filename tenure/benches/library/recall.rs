@@ -28,36 +28,35 @@ fn vector(seed: usize) -> Vec<i8> {
 }
 
 /// An embedder without computation cost.
-fn instant() -> Embedder {
+fn instant_embedder() -> Embedder {
     Embedder::new("bench", |texts| async move {
         Ok(texts.iter().map(|t| vector(t.len()).iter().map(|n| f32::from(*n)).collect()).collect())
     })
 }
 
 /// Writes memories in their storage format directly to the store.
-async fn filled(store: &Arc<dyn Store>, count: usize) {
+async fn write_memories(store: &Arc<dyn Store>, count: usize) {
     let at = jiff::Timestamp::UNIX_EPOCH;
     let mut tasks = Vec::new();
-    for hand in 0..64 {
+    for worker in 0..64 {
         let store = store.clone();
-        let shelf = Namespace { tenant: who().tenant, owner: Owner::User(who().user), name: "memory".to_owned() };
+        let namespace = Namespace { tenant: who().tenant, owner: Owner::User(who().user), name: "memory".to_owned() };
         tasks.push(tokio::spawn(async move {
-            for n in (hand..count).step_by(64) {
+            for n in (worker..count).step_by(64) {
                 let bytes: Vec<u8> = vector(n).into_iter().map(|n| n as u8).collect();
                 let bytes = base64::engine::general_purpose::STANDARD_NO_PAD.encode(bytes);
                 let value =
                     serde_json::json!({"sources": {"@bench": []}, "vector": {"model": "bench", "bytes": bytes}});
-                let (key, text) = (format!("mem_{n:08}"), Some(sentence(n, 12)));
                 let item = Item {
-                    key,
+                    key: format!("mem_{n:08}"),
                     value: value.to_string(),
-                    text,
+                    text: Some(sentence(n, 12)),
                     created_at: at,
                     used_at: at,
                     uses: 0,
                     expires_at: None,
                 };
-                store.put(&shelf, &item, None).await.unwrap();
+                store.put(&namespace, &item, None).await.unwrap();
             }
         }));
     }
@@ -81,36 +80,39 @@ pub async fn among(report: &mut Report) {
                     Err(_) => continue,
                 },
             };
-            let words = Tenure::open(&url).await.unwrap();
-            filled(words.store(), count).await;
-            let both = Tenure::on(words.store().clone(), Options { embedder: Some(instant()), ..Options::default() });
-            both.recall(&who(), &MemoryTarget::Own, "word1", 8).await.unwrap();
+            let by_words = Tenure::open(&url).await.unwrap();
+            write_memories(by_words.store(), count).await;
+            let by_both = Tenure::on(
+                by_words.store().clone(),
+                Options { embedder: Some(instant_embedder()), ..Options::default() },
+            );
+            by_both.recall(&who(), &MemoryTarget::Own, "word1", 8).await.unwrap();
             let mut times = [Vec::new(), Vec::new()];
             for i in 0..100 {
                 let question = sentence(1_000_000 + i, 4);
-                for (house, times) in [&words, &both].into_iter().zip(&mut times) {
+                for (tenure, times) in [&by_words, &by_both].into_iter().zip(&mut times) {
                     times.push(
-                        timed(async { house.recall(&who(), &MemoryTarget::Own, &question, 8).await.unwrap() }).await,
+                        timed(async { tenure.recall(&who(), &MemoryTarget::Own, &question, 8).await.unwrap() }).await,
                     );
                 }
             }
             medians.push(times.map(median));
         }
-        let [[few, few_both], [many, many_both]] = medians[..] else { continue };
-        for (how, many, few) in [("words", many, few), ("words and meaning", many_both, few_both)] {
+        let [[small, small_both], [large, large_both]] = medians[..] else { continue };
+        for (method, large, small) in [("words", large, small), ("words and meaning", large_both, small_both)] {
             report.row(
-                format!("recall by {how} among 100,000 memories, {kind}, beside among 1,000"),
-                ms(many),
-                ms(few),
-                ratio(many, few),
+                format!("recall by {method} among 100,000 memories, {kind}, beside among 1,000"),
+                ms(large),
+                ms(small),
+                ratio(large, small),
                 Promise::AtMost(10.0),
             );
         }
         report.row(
             format!("recall by words and meaning among 100,000, {kind}, beside by words"),
-            ms(many_both),
-            ms(many),
-            ratio(many_both, many),
+            ms(large_both),
+            ms(large),
+            ratio(large_both, large),
             Promise::AtMost(3.0),
         );
     }
@@ -130,14 +132,14 @@ pub async fn scope_none(report: &mut Report) {
     let mut times = [Vec::new(), Vec::new()];
     for i in 0..400 {
         for (assistant, times) in ["none", "plain"].into_iter().zip(&mut times) {
-            let ask = TurnRequest {
+            let request = TurnRequest {
                 session: Some(id(assistant)),
                 messages: vec![Message::user(&format!("{i} {}", words(200, i)))],
                 history: Some(HistoryMode::Append),
                 assistant: Some(assistant.to_owned()),
                 ..TurnRequest::default()
             };
-            times.push(timed(async { tenure.turn(&who(), ask).await.unwrap() }).await);
+            times.push(timed(async { tenure.turn(&who(), request).await.unwrap() }).await);
         }
     }
     let [none, plain] = times.map(median);

@@ -17,14 +17,14 @@ use std::task::{Context, Poll};
 /// that it takes no time.
 struct Caller {
     calls: Vec<String>,
-    done: String,
+    answer: String,
 }
 
 impl Caller {
     fn new(rounds: usize) -> Self {
         let body = |message: Value| json!({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]});
         let calls = (0..rounds).map(|n| body(turn(n)[1].to_value()).to_string()).collect();
-        Self { calls, done: body(json!({"role": "assistant", "content": "done"})).to_string() }
+        Self { calls, answer: body(json!({"role": "assistant", "content": "done"})).to_string() }
     }
 }
 
@@ -40,18 +40,18 @@ impl futures_core::Stream for Once {
 #[async_trait]
 impl Model for Caller {
     async fn ask(&self, prompt: Prompt) -> Result<ModelStream, ModelError> {
-        let asked = prompt.messages.iter().rposition(|m| m.role() == Role::User).unwrap_or(0);
-        let round = prompt.messages[asked..].iter().filter(|m| m.role() == Role::Assistant).count();
-        let body = self.calls.get(round).unwrap_or(&self.done).clone();
+        let last_question = prompt.messages.iter().rposition(|m| m.role() == Role::User).unwrap_or(0);
+        let round = prompt.messages[last_question..].iter().filter(|m| m.role() == Role::Assistant).count();
+        let body = self.calls.get(round).unwrap_or(&self.answer).clone();
         Ok(Box::pin(Once(Some(ModelChunk::Whole(body)))))
     }
 }
 
 /// A tool with a precomputed result.
-struct Shelf(String);
+struct FixedTool(String);
 
 #[async_trait]
-impl Tools for Shelf {
+impl Tools for FixedTool {
     async fn list(&self, _: &Assistant) -> Result<Vec<Tool>, ToolError> {
         Ok(vec![Tool { name: "search".to_owned(), read_only: true, ..Tool::default() }])
     }
@@ -63,7 +63,7 @@ impl Tools for Shelf {
     async fn end(&self, _: &SessionKey) {}
 }
 
-fn ask(session: &SessionId) -> TurnRequest {
+fn turn_request(session: &SessionId) -> TurnRequest {
     TurnRequest {
         session: Some(session.clone()),
         messages: vec![turn(0)[0].clone()],
@@ -75,19 +75,20 @@ fn ask(session: &SessionId) -> TurnRequest {
 }
 
 async fn begin(tenure: &Tenure, session: &SessionId) -> OpenRun {
-    match tenure.turn(&who(), ask(session)).await.unwrap() {
-        TurnStart::Turn(turn) => *turn,
+    match tenure.turn(&who(), turn_request(session)).await.unwrap() {
+        TurnStart::Turn(open_run) => *open_run,
         TurnStart::Before { .. } => unreachable!("there is no key"),
     }
 }
 
-async fn work(turn: OpenRun, caller: &Caller, shelf: &Shelf) -> TurnOutcome {
-    let hands = Executors { model: caller, tools: Some(shelf) };
-    turn.run(hands, RawObject::default(), false, None).await.unwrap()
+async fn execute(open_run: OpenRun, caller: &Caller, tool: &FixedTool) -> TurnOutcome {
+    let executors = Executors { model: caller, tools: Some(tool) };
+    open_run.run(executors, RawObject::default(), false, None).await.unwrap()
 }
 
-fn house(store: &Tenure, change: impl FnOnce(&mut Assistant, &mut Options)) -> Tenure {
-    let (mut assistant, mut options) = (Assistant { name: "a".to_owned(), ..Assistant::default() }, Options::default());
+fn tenure_with(store: &Tenure, change: impl FnOnce(&mut Assistant, &mut Options)) -> Tenure {
+    let mut assistant = Assistant { name: "a".to_owned(), ..Assistant::default() };
+    let mut options = Options::default();
     change(&mut assistant, &mut options);
     let tenure = Tenure::on(store.store().clone(), options);
     tenure.declare(assistant);
@@ -99,41 +100,55 @@ pub async fn rounds(report: &mut Report) {
     const ROUNDS: usize = 20;
     let dir = tempfile::tempdir().unwrap();
     let url = format!("sqlite:{}", dir.path().join("ours.db").display());
-    let tenure = house(&Tenure::open(&url).await.unwrap(), |_, _| ());
+    let tenure = tenure_with(&Tenure::open(&url).await.unwrap(), |_, _| ());
     let db = raw::open(&dir.path().join("raw.db"));
-    let (mut ours, mut appends, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
-    let (none, all, shelf) = (Caller::new(0), Caller::new(ROUNDS), Shelf(turn(1)[2].text()));
+    let mut rounds = Vec::new();
+    let mut appends = Vec::new();
+    let mut baseline = Vec::new();
+    let none = Caller::new(0);
+    let all = Caller::new(ROUNDS);
+    let tool = FixedTool(turn(1)[2].text());
     for n in 0..30 {
-        let (run, plainly) = (id(&format!("r{n}")), create(&tenure, &format!("p{n}")).await);
-        let short = timed(async { work(begin(&tenure, &run).await, &none, &shelf).await }).await;
-        let long = timed(async { work(begin(&tenure, &run).await, &all, &shelf).await }).await;
-        ours.push(long.saturating_sub(short) / ROUNDS as u32);
-        let (said, short) = (turn(n), Message::assistant("a note of the size of the other records, or nearly so"));
+        let run_session = id(&format!("r{n}"));
+        let append_session = create(&tenure, &format!("p{n}")).await;
+        let short = timed(async { execute(begin(&tenure, &run_session).await, &none, &tool).await }).await;
+        let long = timed(async { execute(begin(&tenure, &run_session).await, &all, &tool).await }).await;
+        rounds.push(long.saturating_sub(short) / ROUNDS as u32);
+        let messages = turn(n);
+        let short = Message::assistant("a note of the size of the other records, or nearly so");
         let pair = async {
             for _ in 0..ROUNDS {
-                tenure.append(&who(), &plainly, plain(vec![said[1].clone(), short.clone()])).await.unwrap();
-                tenure.append(&who(), &plainly, plain(vec![said[2].clone(), short.clone()])).await.unwrap();
+                tenure.append(&who(), &append_session, plain(vec![messages[1].clone(), short.clone()])).await.unwrap();
+                tenure.append(&who(), &append_session, plain(vec![messages[2].clone(), short.clone()])).await.unwrap();
             }
         };
         appends.push(timed(pair).await / ROUNDS as u32);
-        let (t, ()) = time(|| {
+        let (elapsed, ()) = time(|| {
             for i in 0..ROUNDS {
-                raw::commit(&db, n as i64, i * 2, &said[1..2]);
-                raw::commit(&db, n as i64, i * 2 + 1, &said[2..3]);
+                raw::commit(&db, n as i64, i * 2, &messages[1..2]);
+                raw::commit(&db, n as i64, i * 2 + 1, &messages[2..3]);
             }
         });
-        theirs.push(t / ROUNDS as u32);
+        baseline.push(elapsed / ROUNDS as u32);
     }
-    let (ours, appends, theirs) = (median(ours), median(appends), median(theirs));
-    let what = "a round of a run with one tool";
+    let rounds = median(rounds);
+    let appends = median(appends);
+    let baseline = median(baseline);
+    let label = "a round of a run with one tool";
     report.row(
-        format!("{what}, beside two appends"),
-        ms(ours),
+        format!("{label}, beside two appends"),
+        ms(rounds),
         ms(appends),
-        ratio(ours, appends),
+        ratio(rounds, appends),
         Promise::AtMost(1.0),
     );
-    report.row(format!("{what}, beside two raw commits"), ms(ours), ms(theirs), ratio(ours, theirs), Promise::None);
+    report.row(
+        format!("{label}, beside two raw commits"),
+        ms(rounds),
+        ms(baseline),
+        ratio(rounds, baseline),
+        Promise::None,
+    );
 }
 
 /// Resuming an orphaned run on a node without cache.
@@ -142,29 +157,30 @@ pub async fn resume(report: &mut Report) {
     let url = format!("sqlite:{}", dir.path().join("ours.db").display());
     let store = Tenure::open(&url).await.unwrap();
     let clock = Clock::manual(Timestamp::now());
-    let held = |_: &mut Assistant, options: &mut Options| options.clock = clock.clone();
-    let first = house(&store, held);
-    let mut took = Vec::new();
+    let with_clock = |_: &mut Assistant, options: &mut Options| options.clock = clock.clone();
+    let first = tenure_with(&store, with_clock);
+    let mut medians = Vec::new();
     for (name, messages) in [("small", 100), ("large", 10_000)] {
         let session = create(&first, name).await;
         fill(&first, &session, messages).await;
         let mut times = Vec::new();
         for _ in 0..30 {
             drop(begin(&first, &session).await);
-            let cold = house(&store, held);
+            let uncached = tenure_with(&store, with_clock);
             clock.advance(SignedDuration::from_secs(31)); // its lease has expired
             let start = Instant::now();
-            let head = cold.abandoned(1).await.unwrap().pop().unwrap();
-            work(cold.take_over(&head).await.unwrap().unwrap(), &Caller::new(0), &Shelf(String::new())).await;
+            let head = uncached.abandoned(1).await.unwrap().pop().unwrap();
+            execute(uncached.take_over(&head).await.unwrap().unwrap(), &Caller::new(0), &FixedTool(String::new()))
+                .await;
             times.push(start.elapsed());
         }
-        took.push(median(times));
+        medians.push(median(times));
     }
     report.row(
-        "going on with a run in a session of 10,000 messages, cold, beside of 100",
-        ms(took[1]),
-        ms(took[0]),
-        ratio(took[1], took[0]),
+        "resuming a run in a session of 10,000 messages, cold, beside of 100",
+        ms(medians[1]),
+        ms(medians[0]),
+        ratio(medians[1], medians[0]),
         Promise::AtMost(3.0),
     );
 }
@@ -175,24 +191,27 @@ pub async fn paused(report: &mut Report) {
     const BUDGET: usize = 16 << 20;
     let dir = tempfile::tempdir().unwrap();
     let url = format!("sqlite:{}", dir.path().join("ours.db").display());
-    let tenure = house(&Tenure::open(&url).await.unwrap(), |assistant, options| {
+    let tenure = tenure_with(&Tenure::open(&url).await.unwrap(), |assistant, options| {
         let tool = "search".to_owned();
         assistant.review = vec![ReviewRule { tool, queue: None, timeout: None, on_timeout: Decision::Rejected }];
         options.cache_bytes = BUDGET;
     });
-    let (caller, shelf) = (Caller::new(1), Shelf(String::new()));
+    let caller = Caller::new(1);
+    let tool = FixedTool(String::new());
     let wait =
-        async |n: usize| assert!(work(begin(&tenure, &id(&format!("w{n}"))).await, &caller, &shelf).await.waiting);
+        async |n: usize| assert!(execute(begin(&tenure, &id(&format!("w{n}"))).await, &caller, &tool).await.waiting);
     // Warm up: fixed costs of the process are allocated after a few sessions.
     for n in 0..50 {
         wait(n).await;
     }
     let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks() + memory::status("Threads");
-    let (before, tasks) = (memory::status("VmRSS"), alive());
+    let before = memory::status("VmRSS");
+    let tasks = alive();
     for n in 50..50 + SESSIONS {
         wait(n).await;
     }
-    let (grown, after) = (memory::status("VmRSS").saturating_sub(before) as f64 / 1024.0, alive());
+    let grown = memory::status("VmRSS").saturating_sub(before) as f64 / 1024.0;
+    let after = alive();
     let open = tenure.reviews(&who(), &ReviewFilter::Open(None), None, 100).await.unwrap();
     assert_eq!(open.reviews.len(), 100);
     report.row(

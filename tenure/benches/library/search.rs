@@ -14,11 +14,11 @@ pub async fn words(report: &mut Report) {
     let tenure = Tenure::open_with(&url, lists::lasting()).await.unwrap();
     for n in 0..SESSIONS {
         let session = create(&tenure, &format!("s{n:04}")).await;
-        let mut said: Vec<Message> = (n * TURNS..(n + 1) * TURNS).flat_map(turn).collect();
+        let mut messages: Vec<Message> = (n * TURNS..(n + 1) * TURNS).flat_map(turn).collect();
         if n == 0 {
-            said[7] = Message::user("the one about the Ferry");
+            messages[7] = Message::user("the one about the Ferry");
         }
-        tenure.append(&who(), &session, plain(said)).await.unwrap();
+        tenure.append(&who(), &session, plain(messages)).await.unwrap();
     }
     // Nothing is cached.
     let tenure = Tenure::open_with(&url, lists::lasting()).await.unwrap();
@@ -46,8 +46,8 @@ pub async fn words(report: &mut Report) {
         }
     });
     let read = read.await;
-    let what = format!("a word in {SESSIONS} sessions of 52 messages, in {pages} pages, beside reading them");
-    report.row(what, ms(all), ms(read), ratio(all, read), Promise::None);
+    let label = format!("a word in {SESSIONS} sessions of 52 messages, in {pages} pages, beside reading them");
+    report.row(label, ms(all), ms(read), ratio(all, read), Promise::None);
     let newest = timed(async {
         let first = SearchRequest::new("\"session memory\" retry", 20);
         assert_eq!(tenure.search_sessions(&who(), &first).await.unwrap().found.len(), 20);

@@ -8,7 +8,8 @@ pub async fn append(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let tenure = Tenure::open(&format!("sqlite:{}", dir.path().join("ours.db").display())).await.unwrap();
     let db = raw::open(&dir.path().join("raw.db"));
-    let (short, long) = (create(&tenure, "short").await, create(&tenure, "long").await);
+    let short = create(&tenure, "short").await;
+    let long = create(&tenure, "long").await;
     fill(&tenure, &short, 100).await;
     fill(&tenure, &long, 100_000).await;
     // Both files contain the same sessions with the same bytes.
@@ -16,31 +17,41 @@ pub async fn append(report: &mut Report) {
     (0..25_000)
         .step_by(1000)
         .for_each(|n| raw::commit(&db, 2, n * 4, &(n..n + 1000).flat_map(turn).collect::<Vec<_>>()));
-    let (mut ours, mut theirs, mut far) = (Vec::new(), Vec::new(), Vec::new());
+    let mut at_100 = Vec::new();
+    let mut baseline = Vec::new();
+    let mut at_100k = Vec::new();
     for n in 0..2400 {
-        let said = turn(n);
-        let append = plain(said.clone());
+        let messages = turn(n);
+        let append = plain(messages.clone());
         // Alternate the order: the first write after another file's fsync is slower.
-        for who_is_next in [n % 3, (n + 1) % 3, (n + 2) % 3] {
-            match who_is_next {
-                0 => theirs.push(time(|| raw::commit(&db, 1, 100 + n * 4, &said)).0),
-                1 => ours.push(timed(async { tenure.append(&who(), &short, append.clone()).await.unwrap() }).await),
-                _ => far.push(timed(async { tenure.append(&who(), &long, append.clone()).await.unwrap() }).await),
+        for next_writer in [n % 3, (n + 1) % 3, (n + 2) % 3] {
+            match next_writer {
+                0 => baseline.push(time(|| raw::commit(&db, 1, 100 + n * 4, &messages)).0),
+                1 => at_100.push(timed(async { tenure.append(&who(), &short, append.clone()).await.unwrap() }).await),
+                _ => at_100k.push(timed(async { tenure.append(&who(), &long, append.clone()).await.unwrap() }).await),
             }
         }
     }
-    let (ours, theirs, far) = (median(ours), median(theirs), median(far));
+    let at_100 = median(at_100);
+    let baseline = median(baseline);
+    let at_100k = median(at_100k);
     report.row(
         "append a turn, SQLite, one writer, beside raw rusqlite",
-        ms(ours),
-        ms(theirs),
-        ratio(ours, theirs),
+        ms(at_100),
+        ms(baseline),
+        ratio(at_100, baseline),
         Promise::AtMost(1.4),
     );
-    report.row("append at 100,000 messages, beside at 100", ms(far), ms(ours), ratio(far, ours), Promise::AtMost(1.15));
+    report.row(
+        "append at 100,000 messages, beside at 100",
+        ms(at_100k),
+        ms(at_100),
+        ratio(at_100k, at_100),
+        Promise::AtMost(1.15),
+    );
 }
 
-async fn sixteen(tenure: &Tenure, round: usize, lasting: Duration) -> f64 {
+async fn sixteen_writers(tenure: &Tenure, round: usize, duration: Duration) -> f64 {
     let start = Instant::now();
     let mut tasks = Vec::new();
     for w in 0..16 {
@@ -48,7 +59,7 @@ async fn sixteen(tenure: &Tenure, round: usize, lasting: Duration) -> f64 {
         tasks.push(tokio::spawn(async move {
             let session = create(&tenure, &format!("w{round}-{w}")).await;
             let mut n = 0;
-            while start.elapsed() < lasting {
+            while start.elapsed() < duration {
                 tenure.append(&who(), &session, plain(turn(n))).await.unwrap();
                 n += 1;
             }
@@ -65,31 +76,33 @@ async fn sixteen(tenure: &Tenure, round: usize, lasting: Duration) -> f64 {
 /// 16 writers to 16 sessions, compared with raw group commit and with `pgbench`.
 pub async fn writers(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
-    let lasting = Duration::from_secs(3);
+    let duration = Duration::from_secs(3);
     let tenure = Tenure::open(&format!("sqlite:{}", dir.path().join("ours.db").display())).await.unwrap();
-    let (mut ours, mut theirs) = (0.0f64, 0.0f64);
+    let mut measured = 0.0f64;
+    let mut baseline = 0.0f64;
     for round in 0..3 {
         let path = dir.path().join(format!("raw{round}.db"));
-        theirs = theirs.max(tokio::task::spawn_blocking(move || raw::group_commit(&path, 16, lasting)).await.unwrap());
-        ours = ours.max(sixteen(&tenure, round, lasting).await);
+        baseline =
+            baseline.max(tokio::task::spawn_blocking(move || raw::group_commit(&path, 16, duration)).await.unwrap());
+        measured = measured.max(sixteen_writers(&tenure, round, duration).await);
     }
     let rate = |r: f64| format!("{r:.0} turns/s");
     report.row(
         "16 writers, SQLite, beside raw group commit",
-        rate(ours),
-        rate(theirs),
-        ours / theirs,
+        rate(measured),
+        rate(baseline),
+        measured / baseline,
         Promise::AtLeast(0.7),
     );
 
     let dir = dir.path().join("jsonl");
     let tenure = Tenure::open(&format!("jsonl:{}", dir.display())).await.unwrap();
-    let jsonl = sixteen(&tenure, 0, lasting).await;
+    let jsonl = sixteen_writers(&tenure, 0, duration).await;
     report.row(
         "16 writers, JSONL, beside raw SQLite group commit",
         rate(jsonl),
-        rate(theirs),
-        jsonl / theirs,
+        rate(baseline),
+        jsonl / baseline,
         Promise::None,
     );
 
@@ -99,16 +112,17 @@ pub async fn writers(report: &mut Report) {
     };
     let schema = format!("b_{}", SessionId::generate().as_str().replace('-', ""));
     let tenure = Tenure::open(&format!("{url}?schema={schema}")).await.unwrap();
-    let (mut ours, mut theirs) = (0.0f64, 0.0f64);
+    let mut measured = 0.0f64;
+    let mut baseline = 0.0f64;
     for round in 0..3 {
-        theirs = theirs.max(pgbench(&url, &schema));
-        ours = ours.max(sixteen(&tenure, round, lasting).await);
+        baseline = baseline.max(pgbench(&url, &schema));
+        measured = measured.max(sixteen_writers(&tenure, round, duration).await);
     }
     report.row(
         "16 writers, PostgreSQL, beside pgbench",
-        rate(ours),
-        rate(theirs),
-        ours / theirs,
+        rate(measured),
+        rate(baseline),
+        measured / baseline,
         Promise::AtLeast(0.6),
     );
 }

@@ -1,7 +1,7 @@
 //! Blobs: content-addressed bytes, stored once per tenant for as long as a session references them.
 
 use super::fixture::Fixture;
-use super::kit::{RandomLog, Rng, blob, key, moment};
+use super::support::{RandomLog, Rng, blob, key, timestamp};
 use crate::store::contract::{Commit, Store};
 use crate::types::blob::Blob;
 use crate::types::entry::SessionCreated;
@@ -23,25 +23,25 @@ pub async fn a_blob_reads_back(Fixture { store, .. }: Fixture) {
 }
 
 /// A blob may be committed repeatedly, in one commit or in later ones.
-pub async fn a_blob_may_come_twice(Fixture { store, .. }: Fixture) {
+pub async fn a_blob_may_be_committed_twice(Fixture { store, .. }: Fixture) {
     let picture = blob("a picture");
     let mut log = RandomLog::new("s");
     let blobs = vec![picture.clone(), picture.clone()];
     store.commit(&Commit { blobs, ..log.commit() }).await.unwrap();
-    log.say("again").save_with(&*store, &picture).await;
+    log.push_message("again").save_with(&*store, &picture).await;
     assert_eq!(bytes(&*store, "default", &picture).await.as_deref(), Some(&*picture.bytes));
     store.purge(&log.key).await.unwrap();
     assert_eq!(bytes(&*store, "default", &picture).await, None);
 }
 
 /// A blob is deleted with the last session that references it.
-pub async fn a_blob_goes_with_its_last_session(Fixture { store, .. }: Fixture) {
+pub async fn a_blob_is_deleted_with_its_last_session(Fixture { store, .. }: Fixture) {
     let (shared, own) = (blob("shared"), blob("own"));
     let (mut a, mut b) = (RandomLog::new("a"), RandomLog::new("b"));
     let blobs = vec![shared.clone(), own.clone()];
     store.commit(&Commit { blobs, ..a.commit() }).await.unwrap();
     b.save(&*store).await;
-    b.say("a picture").save_with(&*store, &shared).await;
+    b.push_message("a picture").save_with(&*store, &shared).await;
     store.purge(&a.key).await.unwrap();
     assert_eq!(bytes(&*store, "default", &own).await, None);
     assert_eq!(bytes(&*store, "default", &shared).await.as_deref(), Some(&*shared.bytes));
@@ -55,7 +55,7 @@ pub async fn a_blob_goes_with_its_last_session(Fixture { store, .. }: Fixture) {
 /// Blobs are separated by tenant: deleting one tenant's blob does not affect the other's.
 pub async fn tenants_do_not_share_blobs(Fixture { store, .. }: Fixture) {
     let picture = blob("a picture");
-    let log = |tenant| RandomLog::begin(key(tenant, "s"), SessionCreated::default(), moment(0));
+    let log = |tenant| RandomLog::begin(key(tenant, "s"), SessionCreated::default(), timestamp(0));
     log("a").save_with(&*store, &picture).await;
     assert_eq!(bytes(&*store, "b", &picture).await, None);
     log("b").save_with(&*store, &picture).await;

@@ -1,7 +1,7 @@
 //! Consistency check: a consistent store has no findings, and data in use is never removed.
 
 use super::fixture::Fixture;
-use super::kit::{RandomLog, Rng, blob, item, key, moment, session_shelf, shelf, whole_log};
+use super::support::{RandomLog, Rng, blob, item, key, namespace, read_full_log, session_namespace, timestamp};
 use crate::store::contract::Store;
 use crate::store::finding::Orphan;
 use crate::store::item::Owner;
@@ -9,62 +9,64 @@ use crate::types::entry::SessionCreated;
 
 /// Creates sessions of two tenants with blobs, forks and items, purges some, and lets forks
 /// inherit. Returns the keys of the remaining sessions.
-async fn work(store: &dyn Store, rng: &mut Rng) -> Vec<crate::types::id::SessionKey> {
+async fn populate(store: &dyn Store, rng: &mut Rng) -> Vec<crate::types::id::SessionKey> {
     let mut logs: Vec<RandomLog> = Vec::new();
     for n in 0..60 {
         let tenant = ["a", "b"][n % 2];
         let source = (n > 8 && rng.once_in(2)).then(|| logs[rng.below(n / 2) * 2 + n % 2].clone());
         let mut log = match source {
             Some(parent) => parent.fork(&format!("s{n}"), 1 + rng.below(parent.seq() as usize) as u64),
-            None => RandomLog::begin(key(tenant, &format!("s{n}")), SessionCreated::default(), moment(n as i64)),
+            None => RandomLog::begin(key(tenant, &format!("s{n}")), SessionCreated::default(), timestamp(n as i64)),
         };
-        for said in 0..rng.below(4) {
-            log.say(&format!("{n} {said}"));
+        for m in 0..rng.below(4) {
+            log.push_message(&format!("{n} {m}"));
         }
-        match rng.once_in(2) {
-            true => log.save_with(store, &blob(format!("picture {}", rng.below(6)))).await,
-            false => log.save(store).await,
+        if rng.once_in(2) {
+            log.save_with(store, &blob(format!("picture {}", rng.below(6)))).await;
+        } else {
+            log.save(store).await;
         }
         if rng.once_in(3) {
-            store.put(&session_shelf(&log.key, "cache"), &item("k", 1), None).await.unwrap();
+            store.put(&session_namespace(&log.key, "cache"), &item("k", 1), None).await.unwrap();
         }
         logs.push(log);
     }
-    store.put(&shelf(Owner::Tenant, "notes"), &item("k", 1), None).await.unwrap();
-    let (mut left, mut gone) = (Vec::new(), Vec::new());
-    logs.into_iter().for_each(|l| if rng.once_in(3) { gone.push(l.key) } else { left.push(l.key) });
-    for key in gone {
+    store.put(&namespace(Owner::Tenant, "notes"), &item("k", 1), None).await.unwrap();
+    let mut remaining = Vec::new();
+    let mut purged = Vec::new();
+    logs.into_iter().for_each(|l| if rng.once_in(3) { purged.push(l.key) } else { remaining.push(l.key) });
+    for key in purged {
         store.purge(&key).await.unwrap();
     }
-    left
+    remaining
 }
 
 /// A consistent store has no findings, neither after any amount of work nor after a reopen.
-pub async fn a_store_in_order_has_no_findings(fixture: Fixture) {
+pub async fn a_consistent_store_has_no_findings(fixture: Fixture) {
     assert_eq!(fixture.store.check(&[]).await.unwrap(), [], "an empty store");
-    work(&*fixture.store, &mut Rng::new(20_260_103)).await;
+    populate(&*fixture.store, &mut Rng::new(20_260_103)).await;
     assert_eq!(fixture.store.check(&[]).await.unwrap(), []);
-    if let Some(again) = fixture.reopen().await {
-        assert_eq!(again.store.check(&[]).await.unwrap(), []);
+    if let Some(reopened) = fixture.reopen().await {
+        assert_eq!(reopened.store.check(&[]).await.unwrap(), []);
     }
 }
 
 /// Data in use is not removed even if it is passed as an orphan; orphans that do not exist are not
 /// an error.
 pub async fn nothing_in_use_is_removed(Fixture { store, .. }: Fixture) {
-    let left = work(&*store, &mut Rng::new(20_260_104)).await;
+    let remaining = populate(&*store, &mut Rng::new(20_260_104)).await;
     let picture = blob("a picture");
-    let mut log = RandomLog::begin(key("a", "kept"), SessionCreated::default(), moment(99));
+    let mut log = RandomLog::begin(key("a", "kept"), SessionCreated::default(), timestamp(99));
     log.save_with(&*store, &picture).await;
-    let cache = session_shelf(&log.key, "cache");
+    let cache = session_namespace(&log.key, "cache");
     store.put(&cache, &item("k", 1), None).await.unwrap();
     let mut before = Vec::new();
-    for key in &left {
-        before.push(whole_log(&*store, key).await);
+    for key in &remaining {
+        before.push(read_full_log(&*store, key).await);
     }
     let tenant = log.key.tenant.clone();
     let mut orphans = vec![Orphan::Blob(tenant.clone(), picture.id), Orphan::Blob(tenant.clone(), blob("none").id)];
-    for key in left.iter().chain([&log.key]) {
+    for key in remaining.iter().chain([&log.key]) {
         orphans.push(Orphan::Items(key.tenant.clone(), key.session.clone()));
         orphans.push(Orphan::Uses(key.tenant.clone(), key.session.to_string()));
     }
@@ -73,8 +75,8 @@ pub async fn nothing_in_use_is_removed(Fixture { store, .. }: Fixture) {
     assert_eq!(store.check(&orphans).await.unwrap(), []);
     assert_eq!(store.blob(&tenant, &picture.id).await.unwrap().as_deref(), Some(&*picture.bytes));
     assert_eq!(store.items(&cache, None, 9).await.unwrap().len(), 1);
-    for (key, log) in left.iter().zip(before) {
-        assert_eq!(whole_log(&*store, key).await, log);
+    for (key, log) in remaining.iter().zip(before) {
+        assert_eq!(read_full_log(&*store, key).await, log);
     }
     // If a blob reference had been removed, the purge would not delete the blob.
     store.purge(&log.key).await.unwrap();

@@ -1,8 +1,9 @@
 //! Concurrent tasks: every operation is atomic and happens once, and none deadlocks.
 
 use super::fixture::Fixture;
-use super::kit::{
-    RandomLog, Rng, assert_fails, blob, item, key, moment, read_all, say, session_shelf, shelf, whole_log,
+use super::support::{
+    RandomLog, Rng, append_message, assert_fails, blob, item, key, namespace, read_all, read_full_log,
+    session_namespace, timestamp,
 };
 use crate::store::contract::{Commit, Store};
 use crate::store::item::{Item, Namespace, Owner};
@@ -21,37 +22,37 @@ type WriterResult = Option<(RandomLog, Result<()>)>;
 type WriterTask<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Runs tasks concurrently and returns their results in no particular order.
-async fn at_once<T: Send + 'static>(
+async fn run_concurrently<T: Send + 'static>(
     tasks: impl IntoIterator<Item = impl Future<Output = T> + Send + 'static>,
 ) -> Vec<T> {
     tasks.into_iter().collect::<JoinSet<T>>().join_all().await
 }
 
 fn text(entry: &Entry) -> Option<String> {
-    if let Entry::Message(post) = entry { Some(post.message.text()) } else { None }
+    if let Entry::Message(entry) = entry { Some(entry.message.text()) } else { None }
 }
 
 /// Tasks that write different sessions do not affect each other.
-pub async fn sessions_are_written_side_by_side(Fixture { store, .. }: Fixture) {
+pub async fn sessions_are_written_concurrently(Fixture { store, .. }: Fixture) {
     let write = |n: usize| {
         let store = store.clone();
         async move {
             let mut log = RandomLog::new(&format!("s{n}"));
             log.save(&*store).await;
             for m in 0..20 {
-                log.say(&format!("{n}.{m}")).save(&*store).await;
+                log.push_message(&format!("{n}.{m}")).save(&*store).await;
             }
             log
         }
     };
-    for log in at_once((0..TASKS).map(write)).await {
+    for log in run_concurrently((0..TASKS).map(write)).await {
         assert_eq!(store.head(&log.key).await.unwrap(), Some(log.head()));
         assert_eq!(read_all(&*store, &log.key).await, log.records);
     }
 }
 
 /// Tasks that append to the same session all succeed: no record is lost, duplicated or overwritten.
-pub async fn no_append_is_lost_or_doubled(Fixture { store, .. }: Fixture) {
+pub async fn no_append_is_lost_or_duplicated(Fixture { store, .. }: Fixture) {
     const EACH: usize = 6;
     let mut log = RandomLog::new("s");
     log.save(&*store).await;
@@ -60,12 +61,12 @@ pub async fn no_append_is_lost_or_doubled(Fixture { store, .. }: Fixture) {
         async move {
             let mut records = Vec::new();
             for m in 0..EACH {
-                records.push(say(&*store, &key, &format!("{n}.{m}")).await.unwrap());
+                records.push(append_message(&*store, &key, &format!("{n}.{m}")).await.unwrap());
             }
             records
         }
     };
-    log.records.extend(at_once((0..TASKS).map(write)).await.into_iter().flatten());
+    log.records.extend(run_concurrently((0..TASKS).map(write)).await.into_iter().flatten());
     log.records.sort_by_key(|r| r.seq);
     let seqs: Vec<_> = log.records.iter().map(|r| r.seq).collect();
     assert_eq!(seqs, (1..=1 + (TASKS * EACH) as u64).collect::<Vec<_>>());
@@ -79,36 +80,37 @@ pub async fn no_append_is_lost_or_doubled(Fixture { store, .. }: Fixture) {
 pub async fn one_creator_wins(Fixture { store, .. }: Fixture) {
     for round in 0..10 {
         let id = format!("s{round}");
-        let attempts = (0..TASKS).map(|n| create(store.clone(), RandomLog::new(&id).say(&n.to_string()).clone()));
-        let attempts = at_once(attempts).await.into_iter().flatten();
-        let (won, lost): (Vec<_>, Vec<_>) = attempts.partition(|(_, result)| result.is_ok());
-        assert_eq!(won.len(), 1);
-        let log = &won[0].0;
+        let attempts =
+            (0..TASKS).map(|n| create(store.clone(), RandomLog::new(&id).push_message(&n.to_string()).clone()));
+        let attempts = run_concurrently(attempts).await.into_iter().flatten();
+        let (succeeded, failed): (Vec<_>, Vec<_>) = attempts.partition(|(_, result)| result.is_ok());
+        assert_eq!(succeeded.len(), 1);
+        let log = &succeeded[0].0;
         assert_eq!(read_all(&*store, &log.key).await, log.records);
-        for (_, result) in lost {
+        for (_, result) in failed {
             assert_fails(result, Error::Exists { session_id: log.key.session.clone() });
         }
     }
 }
 
 /// A concurrent reader sees only complete, acknowledged commits.
-pub async fn a_reader_sees_whole_commits(Fixture { store, .. }: Fixture) {
+pub async fn a_reader_sees_complete_commits(Fixture { store, .. }: Fixture) {
     const COMMITS: u64 = 40;
     let mut log = RandomLog::new("s");
     log.save(&*store).await;
     let key = log.key.clone();
-    let counter = session_shelf(&key, "counter");
+    let counter = session_namespace(&key, "counter");
     let read = |_| -> WriterTask<()> {
         let (store, key, counter) = (store.clone(), key.clone(), counter.clone());
         Box::pin(async move {
             loop {
                 let head = store.head(&key).await.unwrap().unwrap();
-                assert_eq!(head.seq % 5, 1, "the head is in the middle of a commit");
+                assert_eq!(head.seq % 5, 1, "the head is visible in the middle of a commit");
                 let item = store.get(&counter, "commits", None).await.unwrap();
                 let count = item.map_or(0, |i| i.value.parse::<u64>().unwrap());
-                assert!(count * 5 + 1 >= head.seq, "the head is in, and its item is not");
+                assert!(count * 5 + 1 >= head.seq, "the head is visible, but the item of its commit is not");
                 let upto = super::read(&*store, &key, &RecordRange { upto: head.seq, ..RecordRange::after(0) }).await;
-                assert_eq!(upto.len() as u64, head.seq, "the head is in, and its records are not");
+                assert_eq!(upto.len() as u64, head.seq, "the head is visible, but its records are not");
                 let all = read_all(&*store, &key).await;
                 assert_eq!(all.len() % 5, 1, "the log ends in the middle of a commit");
                 if head.seq == COMMITS * 5 + 1 {
@@ -122,20 +124,20 @@ pub async fn a_reader_sees_whole_commits(Fixture { store, .. }: Fixture) {
     let write: WriterTask<()> = Box::pin(async move {
         for n in 1..=COMMITS {
             for m in 0..5 {
-                log.say(&format!("{n}.{m}"));
+                log.push_message(&format!("{n}.{m}"));
             }
             let items = vec![("counter".to_owned(), Item { value: n.to_string(), ..item("commits", 1) })];
             writer.commit(&Commit { items, ..log.commit() }).await.unwrap();
             tokio::task::yield_now().await;
         }
     });
-    at_once((0..3).map(read).chain([write])).await;
+    run_concurrently((0..3).map(read).chain([write])).await;
 }
 
 /// Creates a session and returns the result.
 async fn create(store: Arc<dyn Store>, mut log: RandomLog) -> WriterResult {
-    let made = store.commit(&log.commit()).await;
-    Some((log, made))
+    let result = store.commit(&log.commit()).await;
+    Some((log, result))
 }
 
 /// Purges a session, which must succeed.
@@ -145,9 +147,9 @@ async fn purge(store: Arc<dyn Store>, key: SessionKey) -> WriterResult {
 }
 
 /// Asserts that a created fork is complete, and that a rejected one does not exist.
-async fn assert_whole_or_refused(store: &dyn Store, fork: &RandomLog, parent: &SessionKey, made: Result<()>) {
-    match made {
-        Ok(()) => assert_eq!(whole_log(store, &fork.key).await, fork.whole()),
+async fn assert_complete_or_refused(store: &dyn Store, fork: &RandomLog, parent: &SessionKey, result: Result<()>) {
+    match result {
+        Ok(()) => assert_eq!(read_full_log(store, &fork.key).await, fork.full_log()),
         refused => {
             assert_fails(refused, Error::NotFound { session_id: parent.session.clone() });
             assert_eq!(store.head(&fork.key).await.unwrap(), None);
@@ -157,15 +159,15 @@ async fn assert_whole_or_refused(store: &dyn Store, fork: &RandomLog, parent: &S
 }
 
 /// A fork created concurrently with the purge of its parent is either complete or rejected.
-pub async fn a_fork_and_a_purge_may_meet(Fixture { store, .. }: Fixture) {
+pub async fn a_fork_and_a_purge_may_be_concurrent(Fixture { store, .. }: Fixture) {
     for round in 0..40 {
         let mut parent = RandomLog::new(&format!("p{round}"));
-        parent.say("one").say("two").save(&*store).await;
+        parent.push_message("one").push_message("two").save(&*store).await;
         let fork = parent.fork(&format!("f{round}"), 2);
         let tasks: [WriterTask<WriterResult>; 2] =
             [Box::pin(create(store.clone(), fork)), Box::pin(purge(store.clone(), parent.key.clone()))];
-        for (fork, result) in at_once(tasks).await.into_iter().flatten() {
-            assert_whole_or_refused(&*store, &fork, &parent.key, result).await;
+        for (fork, result) in run_concurrently(tasks).await.into_iter().flatten() {
+            assert_complete_or_refused(&*store, &fork, &parent.key, result).await;
         }
         assert_eq!(store.head(&parent.key).await.unwrap(), None);
     }
@@ -173,11 +175,11 @@ pub async fn a_fork_and_a_purge_may_meet(Fixture { store, .. }: Fixture) {
 
 /// Concurrent forks, a purge of their parent, and a writer on one of the forks: the remaining
 /// sessions are complete.
-pub async fn forks_of_one_parent_may_meet_its_purge(Fixture { store, .. }: Fixture) {
+pub async fn forks_of_one_parent_may_be_concurrent_with_its_purge(Fixture { store, .. }: Fixture) {
     for round in 0..8 {
         let mut parent = RandomLog::new(&format!("p{round}"));
         for n in 0..8 {
-            parent.say(&n.to_string());
+            parent.push_message(&n.to_string());
         }
         parent.save(&*store).await;
         let mut older = parent.fork(&format!("o{round}"), 4);
@@ -186,19 +188,20 @@ pub async fn forks_of_one_parent_may_meet_its_purge(Fixture { store, .. }: Fixtu
         for seq in 1..=8 {
             tasks.push(Box::pin(create(store.clone(), parent.fork(&format!("f{round}.{seq}"), seq))));
         }
-        let (writer, place) = (store.clone(), older.key.clone());
+        let writer = store.clone();
+        let key = older.key.clone();
         tasks.push(Box::pin(async move {
             for n in 0..5 {
-                say(&*writer, &place, &n.to_string()).await.unwrap();
+                append_message(&*writer, &key, &n.to_string()).await.unwrap();
             }
             None
         }));
-        for (fork, result) in at_once(tasks).await.into_iter().flatten() {
-            assert_whole_or_refused(&*store, &fork, &parent.key, result).await;
+        for (fork, result) in run_concurrently(tasks).await.into_iter().flatten() {
+            assert_complete_or_refused(&*store, &fork, &parent.key, result).await;
         }
-        let whole = whole_log(&*store, &older.key).await;
-        assert_eq!(whole[..5], older.whole());
-        assert_eq!(whole.iter().map(|r| r.seq).collect::<Vec<_>>(), (1..=10).collect::<Vec<_>>());
+        let log = read_full_log(&*store, &older.key).await;
+        assert_eq!(log[..5], older.full_log());
+        assert_eq!(log.iter().map(|r| r.seq).collect::<Vec<_>>(), (1..=10).collect::<Vec<_>>());
     }
 }
 
@@ -218,74 +221,77 @@ pub async fn a_shared_blob_stays_while_it_is_used(Fixture { store, .. }: Fixture
                 log.key
             }
         };
-        let keys = at_once((0..TASKS).map(session)).await;
-        let found = store.blob(&Tenant::default(), &picture.id).await.unwrap();
-        assert_eq!(found, Some(picture.bytes.clone()), "round {round}");
-        at_once(keys.into_iter().map(|key| purge(store.clone(), key))).await;
+        let keys = run_concurrently((0..TASKS).map(session)).await;
+        let stored = store.blob(&Tenant::default(), &picture.id).await.unwrap();
+        assert_eq!(stored, Some(picture.bytes.clone()), "round {round}");
+        run_concurrently(keys.into_iter().map(|key| purge(store.clone(), key))).await;
         assert_eq!(store.blob(&Tenant::default(), &picture.id).await.unwrap(), None, "round {round}");
     }
 }
 
 /// Concurrent writers to a capped namespace evict each other's items; none fails, and the cap
 /// holds.
-pub async fn a_bounded_shelf_may_be_fought_over(Fixture { store, .. }: Fixture) {
-    const KEEP: usize = 3;
-    let contested = shelf(Owner::Tenant, "cache");
+pub async fn a_bounded_namespace_may_be_contended(Fixture { store, .. }: Fixture) {
+    const MAX_ITEMS: usize = 3;
+    let contested = namespace(Owner::Tenant, "cache");
     let fill = |task: usize| {
-        let (store, shelf) = (store.clone(), contested.clone());
+        let (store, namespace) = (store.clone(), contested.clone());
         async move {
             for n in 0..10 {
                 let new = item(&format!("k{}", (task + n) % 8), (task * 10 + n) as i64);
-                store.put(&shelf, &new, Some(KEEP)).await.unwrap();
+                store.put(&namespace, &new, Some(MAX_ITEMS)).await.unwrap();
             }
         }
     };
-    at_once((0..TASKS).map(fill)).await;
+    run_concurrently((0..TASKS).map(fill)).await;
     // Two concurrent puts may each leave the other's item in place; the next put enforces the cap.
-    store.put(&contested, &item("last", 999), Some(KEEP)).await.unwrap();
-    let left = store.items(&contested, None, 100).await.unwrap();
-    assert_eq!((left.len(), left.contains(&item("last", 999))), (KEEP, true), "{left:?}");
+    store.put(&contested, &item("last", 999), Some(MAX_ITEMS)).await.unwrap();
+    let remaining = store.items(&contested, None, 100).await.unwrap();
+    assert_eq!((remaining.len(), remaining.contains(&item("last", 999))), (MAX_ITEMS, true), "{remaining:?}");
 }
 
 /// Random operations of one task on namespaces.
-async fn rummage(store: Arc<dyn Store>, shelves: Vec<Namespace>, seed: u64) -> Result<()> {
+async fn random_operations(store: Arc<dyn Store>, namespaces: Vec<Namespace>, seed: u64) -> Result<()> {
     let mut rng = Rng::new(seed);
     for n in 0..25 {
-        let shelf = rng.pick(&shelves).clone();
+        let namespace = rng.pick(&namespaces).clone();
         let name = format!("k{}", rng.below(6));
-        let time = moment(rng.below(100) as i64);
+        let time = timestamp(rng.below(100) as i64);
         match rng.below(8) {
             0..3 => {
-                let (text, expires_at) = (Some(format!("some words {n}")), rng.once_in(2).then_some(time));
-                let keep = rng.once_in(2).then(|| rng.below(5));
-                store.put(&shelf, &Item { text, expires_at, ..item(&name, n) }, keep).await?;
+                let text = Some(format!("some words {n}"));
+                let expires_at = rng.once_in(2).then_some(time);
+                let max_items = rng.once_in(2).then(|| rng.below(5));
+                store.put(&namespace, &Item { text, expires_at, ..item(&name, n) }, max_items).await?;
             }
-            3 => drop(store.get(&shelf, &name, Some(time)).await?),
-            4 => drop(store.remove(&shelf, &name).await?),
+            3 => drop(store.get(&namespace, &name, Some(time)).await?),
+            4 => drop(store.remove(&namespace, &name).await?),
             5 => drop(store.expire(time, 1 + rng.below(5)).await?),
-            6 => drop(store.search(&shelf, "words", 5).await?),
-            _ => drop(say(&*store, &key("default", "s"), "hi").await?),
+            6 => drop(store.search(&namespace, "words", 5).await?),
+            _ => drop(append_message(&*store, &key("default", "s"), "hi").await?),
         }
     }
     Ok(())
 }
 
 /// Tasks that put, use, search, remove and expire the same items all finish, and none fails.
-pub async fn shelves_do_not_deadlock(Fixture { store, .. }: Fixture) {
+pub async fn namespaces_do_not_deadlock(Fixture { store, .. }: Fixture) {
     let mut log = RandomLog::new("s");
     log.save(&*store).await;
-    let user = |name: &str| shelf(Owner::User(User::new(name).unwrap()), "memory");
-    let shelves = vec![user("ada"), user("bob"), session_shelf(&log.key, "cache")];
-    for result in at_once((0..TASKS as u64).map(|seed| rummage(store.clone(), shelves.clone(), seed))).await {
+    let user = |name: &str| namespace(Owner::User(User::new(name).unwrap()), "memory");
+    let namespaces = vec![user("ada"), user("bob"), session_namespace(&log.key, "cache")];
+    for result in
+        run_concurrently((0..TASKS as u64).map(|seed| random_operations(store.clone(), namespaces.clone(), seed))).await
+    {
         result.unwrap();
     }
     // The remaining items are consistent: each key exists once, and is found exactly if it exists.
-    for shelf in &shelves {
-        let left: Vec<_> = store.items(shelf, None, 100).await.unwrap().into_iter().map(|i| i.key).collect();
-        assert!(left.is_sorted_by(|a, b| a < b), "{left:?}");
-        let hits = store.search(shelf, "words", 100).await.unwrap();
-        let mut found: Vec<_> = hits.into_iter().map(|h| h.item.key).collect();
-        found.sort();
-        assert_eq!(found, left);
+    for namespace in &namespaces {
+        let remaining: Vec<_> = store.items(namespace, None, 100).await.unwrap().into_iter().map(|i| i.key).collect();
+        assert!(remaining.is_sorted_by(|a, b| a < b), "{remaining:?}");
+        let hits = store.search(namespace, "words", 100).await.unwrap();
+        let mut hit_keys: Vec<_> = hits.into_iter().map(|h| h.item.key).collect();
+        hit_keys.sort();
+        assert_eq!(hit_keys, remaining);
     }
 }

@@ -4,7 +4,7 @@ use crate::store::contract::Store;
 use std::{any::Any, fmt, future::Future, path::Path, pin::Pin, sync::Arc, time::Duration};
 
 /// Timeout of a case.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 type FixtureOpener = Pin<Box<dyn Future<Output = Arc<dyn Store>> + Send>>;
 
@@ -14,13 +14,13 @@ pub struct Fixture {
     pub store: Arc<dyn Store>,
     open: Option<Box<dyn Fn() -> FixtureOpener + Send + Sync>>,
     // Declared after the store, so that it is dropped last.
-    keep: Vec<Box<dyn Any + Send + Sync>>,
+    resources: Vec<Box<dyn Any + Send + Sync>>,
 }
 
 impl Fixture {
     /// A fixture with a store that cannot be reopened.
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, open: None, keep: Vec::new() }
+        Self { store, open: None, resources: Vec::new() }
     }
 
     /// A fixture with a store that `open` opens, initially and on every reopen.
@@ -30,7 +30,7 @@ impl Fixture {
         F: Future<Output = Arc<dyn Store>> + Send + 'static,
     {
         let store = open().await;
-        Self { store, open: Some(Box::new(move || Box::pin(open()))), keep: Vec::new() }
+        Self { store, open: Some(Box::new(move || Box::pin(open()))), resources: Vec::new() }
     }
 
     /// A fixture with a store in its own temporary directory, which is deleted after the case.
@@ -45,20 +45,20 @@ impl Fixture {
     }
 
     /// Keeps a value, such as a directory, alive until the case is over.
-    pub fn keeping(mut self, what: impl Any + Send + Sync) -> Self {
-        self.keep.push(Box::new(what));
+    pub fn keeping(mut self, resource: impl Any + Send + Sync) -> Self {
+        self.resources.push(Box::new(resource));
         self
     }
 
     /// Closes the store and opens it again with the same data. `None` means that the store is not
     /// persistent.
     pub async fn reopen(self) -> Option<Self> {
-        let Self { store, open, keep } = self;
+        let Self { store, open, resources } = self;
         let open = open?;
         // All handles must be dropped first: a store may lock its files exclusively.
-        assert_eq!(Arc::strong_count(&store), 1, "the case keeps a handle to the store that it reopens");
+        assert_eq!(Arc::strong_count(&store), 1, "the case still holds a handle to the store; drop it before `reopen`");
         drop(store);
-        Some(Self { store: open().await, open: Some(open), keep })
+        Some(Self { store: open().await, open: Some(open), resources })
     }
 }
 
@@ -71,6 +71,6 @@ impl fmt::Debug for Fixture {
 /// Runs a case, or skips it if there is no fixture.
 pub async fn check<F: Future<Output = ()>>(fixture: impl Into<Option<Fixture>>, case: impl FnOnce(Fixture) -> F) {
     if let Some(fixture) = fixture.into() {
-        tokio::time::timeout(PATIENCE, case(fixture)).await.expect("the case must end within five minutes");
+        tokio::time::timeout(TIMEOUT, case(fixture)).await.expect("the case timed out after five minutes");
     }
 }

@@ -1,7 +1,7 @@
 //! Listing heads: filters, order and pagination.
 
 use super::fixture::Fixture;
-use super::kit::{RandomLog, head_of, key, moment};
+use super::support::{RandomLog, head_of, key, timestamp};
 use crate::store::contract::{Commit, Store};
 use crate::store::query::{OwnerFilter, SessionCursor, SessionOrder, SessionQuery};
 use crate::types::digest::VisibleHash;
@@ -30,7 +30,7 @@ fn assert_ids(heads: &[Head], want: &[&str]) {
 /// Creates the sessions ten seconds apart; the last one is the newest.
 async fn fill(store: &dyn Store, sessions: impl IntoIterator<Item = (&str, SessionCreated)>) {
     for (n, (id, created)) in sessions.into_iter().enumerate() {
-        RandomLog::begin(key("default", id), created, moment(n as i64 * 10)).save(store).await;
+        RandomLog::begin(key("default", id), created, timestamp(n as i64 * 10)).save(store).await;
     }
 }
 
@@ -54,13 +54,13 @@ fn of_user(user: &str) -> SessionCreated {
 /// order.
 pub async fn the_newest_come_first(Fixture { store, .. }: Fixture) {
     for (id, seconds) in [("a", 5), ("Z", 5), ("a-b", 5), ("a:b", 5), ("a_b", 5), ("aB", 5), ("new", 6), ("old", 4)] {
-        RandomLog::begin(key("default", id), SessionCreated::default(), moment(seconds)).save(&*store).await;
+        RandomLog::begin(key("default", id), SessionCreated::default(), timestamp(seconds)).save(&*store).await;
     }
     let got = store.heads(&all()).await.unwrap();
     assert_ids(&got, &["new", "a_b", "aB", "a:b", "a-b", "a", "Z", "old"]);
     // The order depends on activity, not on creation.
-    let mut log = RandomLog::begin(key("default", "z"), SessionCreated::default(), moment(0));
-    log.push_at(moment(7), Entry::message(Message::user("hi"))).save(&*store).await;
+    let mut log = RandomLog::begin(key("default", "z"), SessionCreated::default(), timestamp(0));
+    log.push_at(timestamp(7), Entry::message(Message::user("hi"))).save(&*store).await;
     assert_ids(&store.heads(&SessionQuery { limit: 2, ..all() }).await.unwrap(), &["z", "new"]);
 }
 
@@ -68,33 +68,34 @@ pub async fn the_newest_come_first(Fixture { store, .. }: Fixture) {
 pub async fn a_cursor_leads_through_all_pages(Fixture { store, .. }: Fixture) {
     for n in 0..23 {
         let created = SessionCreated { assistant: (n % 3 != 0).then(|| "x".to_owned()), ..SessionCreated::default() };
-        let at = moment(i64::from(n) / 6);
+        let at = timestamp(i64::from(n) / 6);
         RandomLog::begin(key("default", &format!("s{n}")), created, at).save(&*store).await;
     }
     for assistant in [None, Some("x".to_owned())] {
         let query = SessionQuery { assistant, ..all() };
-        let whole = store.heads(&query).await.unwrap();
+        let list = store.heads(&query).await.unwrap();
         for limit in [1, 2, 5, 23] {
-            let (mut pages, mut cursor) = (Vec::new(), None);
+            let mut pages = Vec::new();
+            let mut cursor = None;
             loop {
                 let page = store.heads(&SessionQuery { limit, cursor, ..query.clone() }).await.unwrap();
                 let Some(last) = page.last() else { break };
                 cursor = Some(SessionCursor::of(last));
                 pages.extend(page);
-                assert!(pages.len() <= whole.len(), "the pages have doubles: {:?}", ids(&pages));
+                assert!(pages.len() <= list.len(), "the pages contain duplicates: {:?}", ids(&pages));
             }
-            assert_eq!(pages, whole);
+            assert_eq!(pages, list);
         }
     }
     // A cursor stays valid after its session is purged.
-    let whole = store.heads(&all()).await.unwrap();
-    store.purge(&whole[9].key()).await.unwrap();
-    let cursor = Some(SessionCursor::of(&whole[9]));
-    assert_eq!(store.heads(&SessionQuery { cursor, ..all() }).await.unwrap(), whole[10..]);
+    let list = store.heads(&all()).await.unwrap();
+    store.purge(&list[9].key()).await.unwrap();
+    let cursor = Some(SessionCursor::of(&list[9]));
+    assert_eq!(store.heads(&SessionQuery { cursor, ..all() }).await.unwrap(), list[10..]);
 }
 
 /// An offset skips the first heads, also in combination with a cursor.
-pub async fn an_offset_leaves_out_the_first(Fixture { store, .. }: Fixture) {
+pub async fn an_offset_skips_the_first(Fixture { store, .. }: Fixture) {
     fill(&*store, ["a", "b", "c", "d", "e"].map(|id| (id, SessionCreated::default()))).await;
     let page = |offset, limit| SessionQuery { offset, limit, ..all() };
     assert_ids(&store.heads(&page(0, 2)).await.unwrap(), &["e", "d"]);
@@ -119,7 +120,7 @@ pub async fn no_limit_is_too_small_or_too_large(Fixture { store, .. }: Fixture) 
 pub async fn tenants_never_mix(Fixture { store, .. }: Fixture) {
     for (n, (tenant, id)) in [("a", "s"), ("b", "s"), ("a", "t"), ("b", "u"), ("ab", "s")].into_iter().enumerate() {
         let created = SessionCreated { thread: Some("t".to_owned()), ..tagged(&["x"]) };
-        RandomLog::begin(key(tenant, id), created, moment(n as i64)).save(&*store).await;
+        RandomLog::begin(key(tenant, id), created, timestamp(n as i64)).save(&*store).await;
     }
     let of = |tenant: &str| OwnerFilter::Tenant(Tenant::new(tenant).unwrap());
     for (tenant, want) in [("a", &["t", "s"][..]), ("b", &["u", "s"]), ("ab", &["s"]), ("c", &[])] {
@@ -140,7 +141,7 @@ pub async fn tenants_never_mix(Fixture { store, .. }: Fixture) {
 pub async fn users_see_their_own(Fixture { store, .. }: Fixture) {
     let users = [("s1", "Ada"), ("s2", "ada"), ("s3", "Ada"), ("s4", "Ädä 'x' %")];
     fill(&*store, users.map(|(id, user)| (id, of_user(user)))).await;
-    RandomLog::begin(key("other", "s1"), of_user("Ada"), moment(0)).save(&*store).await;
+    RandomLog::begin(key("other", "s1"), of_user("Ada"), timestamp(0)).save(&*store).await;
     for (tenant, user, want) in [
         ("default", "Ada", &["s3", "s1"][..]),
         ("default", "ada", &["s2"]),
@@ -149,8 +150,8 @@ pub async fn users_see_their_own(Fixture { store, .. }: Fixture) {
         ("other", "Ada", &["s1"]),
         ("other", "ada", &[]),
     ] {
-        let whose = OwnerFilter::User(Tenant::new(tenant).unwrap(), User::new(user).unwrap());
-        assert_ids(&store.heads(&SessionQuery::new(whose, 9)).await.unwrap(), want);
+        let owner = OwnerFilter::User(Tenant::new(tenant).unwrap(), User::new(user).unwrap());
+        assert_ids(&store.heads(&SessionQuery::new(owner, 9)).await.unwrap(), want);
     }
 }
 
@@ -177,16 +178,16 @@ pub async fn assistants_and_threads_are_found(Fixture { store, .. }: Fixture) {
 }
 
 /// Sessions are filtered by status, with any of several.
-pub async fn states_are_found(Fixture { store, .. }: Fixture) {
-    let states = [Status::Active, Status::Paused, Status::Expired, Status::Deleted];
-    for to in states {
+pub async fn statuses_are_found(Fixture { store, .. }: Fixture) {
+    let statuses = [Status::Active, Status::Paused, Status::Expired, Status::Deleted];
+    for to in statuses {
         let mut log = RandomLog::new(to.as_str());
         log.push(Entry::Status { to, reason: None }).save(&*store).await;
     }
     let with = |status: &[Status]| SessionQuery { status: status.to_vec(), ..all() };
     assert_ids(&store.heads(&with(&[])).await.unwrap(), &["paused", "expired", "deleted", "active"]);
-    for state in states {
-        assert_ids(&store.heads(&with(&[state])).await.unwrap(), &[state.as_str()]);
+    for status in statuses {
+        assert_ids(&store.heads(&with(&[status])).await.unwrap(), &[status.as_str()]);
     }
     let live = with(&[Status::Active, Status::Paused]);
     assert_ids(&store.heads(&live).await.unwrap(), &["paused", "active"]);
@@ -194,21 +195,21 @@ pub async fn states_are_found(Fixture { store, .. }: Fixture) {
 }
 
 /// Counting by status counts every session of every tenant once, under its current status.
-pub async fn sessions_are_counted_by_their_state(Fixture { store, .. }: Fixture) {
-    let states = [Status::Active, Status::Paused, Status::Expired, Status::Deleted];
+pub async fn sessions_are_counted_by_their_status(Fixture { store, .. }: Fixture) {
+    let statuses = [Status::Active, Status::Paused, Status::Expired, Status::Deleted];
     let mut logs = Vec::new();
-    for (n, to) in states.into_iter().enumerate() {
+    for (n, to) in statuses.into_iter().enumerate() {
         for i in 0..=n {
             let tenant = if i == 0 { "default" } else { "other" };
-            let mut log = RandomLog::begin(key(tenant, &format!("{to}-{i}")), SessionCreated::default(), moment(0));
+            let mut log = RandomLog::begin(key(tenant, &format!("{to}-{i}")), SessionCreated::default(), timestamp(0));
             log.push(Entry::Status { to, reason: None }).save(&*store).await;
             logs.push(log);
         }
     }
     let expect = async |want: [u64; 4]| {
         let counts = store.count().await.unwrap();
-        let of = |state| counts.iter().filter(|(s, _)| *s == state).map(|(_, n)| n).sum::<u64>();
-        assert_eq!(states.map(of), want);
+        let of = |status| counts.iter().filter(|(s, _)| *s == status).map(|(_, n)| n).sum::<u64>();
+        assert_eq!(statuses.map(of), want);
     };
     expect([1, 2, 3, 4]).await;
     logs[9].push(Entry::Status { to: Status::Active, reason: None }).save(&*store).await;
@@ -221,7 +222,7 @@ pub async fn creation_times_are_found(Fixture { store, .. }: Fixture) {
     fill(&*store, ["a", "b", "c"].map(|id| (id, SessionCreated::default()))).await;
     let micro = jiff::SignedDuration::from_micros(1);
     let between = |after, before| SessionQuery { created_after: after, created_before: before, ..all() };
-    let b = moment(10);
+    let b = timestamp(10);
     for (after, before, want) in [
         (Some(b), None, &["c", "b"][..]),
         (Some(b + micro), None, &["c"]),
@@ -252,7 +253,7 @@ pub async fn tags_are_found(Fixture { store, .. }: Fixture) {
 }
 
 /// A tag may be any text.
-pub async fn odd_tags_are_found(Fixture { store, .. }: Fixture) {
+pub async fn unusual_tags_are_found(Fixture { store, .. }: Fixture) {
     let long = "ä".repeat(5000);
     let (long_a, long_b) = (format!("{long}a"), format!("{long}b"));
     let tags = [
@@ -366,7 +367,7 @@ pub async fn titles_are_found_whatever_their_case(Fixture { store, .. }: Fixture
 /// The forks of a session are found by their parent.
 pub async fn forks_are_found_by_their_parent(Fixture { store, .. }: Fixture) {
     let mut parent = RandomLog::new("p");
-    parent.say("one").say("two").save(&*store).await;
+    parent.push_message("one").push_message("two").save(&*store).await;
     let (mut first, mut second) = (parent.fork("f1", 2), parent.fork("f2", 3));
     first.save(&*store).await;
     second.save(&*store).await;
@@ -379,19 +380,19 @@ pub async fn forks_are_found_by_their_parent(Fixture { store, .. }: Fixture) {
 
 /// A conversation is found by its hash among many, and only within its user.
 pub async fn conversations_are_found_by_their_hash(Fixture { store, .. }: Fixture) {
-    let talk = |key: SessionKey, user: &str, words: &[&str], at| {
-        let mut log = RandomLog::begin(key, of_user(user), moment(at));
-        for word in words {
-            log.say(word);
+    let conversation = |key: SessionKey, user: &str, texts: &[&str], at| {
+        let mut log = RandomLog::begin(key, of_user(user), timestamp(at));
+        for text in texts {
+            log.push_message(text);
         }
         log
     };
     let mut logs = [
-        talk(key("default", "a"), "ada", &["hi", "there"], 0),
-        talk(key("default", "b"), "ada", &["hi"], 10),
-        talk(key("default", "c"), "bob", &["hi"], 20),
-        talk(key("other", "d"), "ada", &["hi"], 30),
-        talk(key("default", "e"), "ada", &["hi"], 40),
+        conversation(key("default", "a"), "ada", &["hi", "there"], 0),
+        conversation(key("default", "b"), "ada", &["hi"], 10),
+        conversation(key("default", "c"), "bob", &["hi"], 20),
+        conversation(key("other", "d"), "ada", &["hi"], 30),
+        conversation(key("default", "e"), "ada", &["hi"], 40),
     ];
     for log in &mut logs {
         log.save(&*store).await;
@@ -415,7 +416,7 @@ pub async fn sessions_are_found_by_their_last_turn(Fixture { store, .. }: Fixtur
     };
     let ada = OwnerFilter::User(Tenant::default(), User::new("ada").unwrap());
     let with = |matches| SessionQuery { matches, ..SessionQuery::new(ada.clone(), 9) };
-    let mut log = RandomLog::begin(key("default", "s"), of_user("ada"), moment(0));
+    let mut log = RandomLog::begin(key("default", "s"), of_user("ada"), timestamp(0));
     log.push(Entry::message(Message::user("one"))).push(Entry::message(Message::assistant("1"))).save(&*store).await;
     let first = log.head().mark.match_keys();
     assert_eq!(first.len(), 1);
@@ -428,7 +429,7 @@ pub async fn sessions_are_found_by_their_last_turn(Fixture { store, .. }: Fixtur
     }
     let own_calls: Vec<_> = second.into_iter().filter(|key| !first.contains(key)).collect();
     // The same tool calls in a different user's session match only that session.
-    let mut other = RandomLog::begin(key("default", "t"), of_user("bob"), moment(0));
+    let mut other = RandomLog::begin(key("default", "t"), of_user("bob"), timestamp(0));
     other.push(Entry::message(Message::user("two"))).push(Entry::message(call("c1"))).save(&*store).await;
     assert_ids(&store.heads(&with(own_calls.clone())).await.unwrap(), &["s"]);
     log.push(Entry::message(Message::tool("c1", "r")))
@@ -450,12 +451,12 @@ pub async fn the_first_due_come_first(Fixture { store, .. }: Fixture) {
     for (id, tenant, due) in
         [("a", "x", Some(30)), ("b", "y", Some(10)), ("c", "x", None), ("d", "y", Some(20)), ("e", "x", Some(40))]
     {
-        let mut commit = RandomLog::begin(key(tenant, id), SessionCreated::default(), moment(0)).commit();
-        commit.head.due_at = due.map(moment);
+        let mut commit = RandomLog::begin(key(tenant, id), SessionCreated::default(), timestamp(0)).commit();
+        commit.head.due_at = due.map(timestamp);
         store.commit(&commit).await.unwrap();
     }
     let due = |seconds, limit| SessionQuery {
-        due_before: Some(moment(seconds)),
+        due_before: Some(timestamp(seconds)),
         order: SessionOrder::Due,
         ..SessionQuery::new(OwnerFilter::Everyone, limit)
     };
@@ -483,15 +484,17 @@ pub async fn the_first_due_come_first(Fixture { store, .. }: Fixture) {
 pub async fn leases_that_ended_are_found(Fixture { store, .. }: Fixture) {
     let run = RunId::new("r").unwrap();
     for (id, tenant, until) in [("a", "x", Some(30)), ("b", "y", Some(10)), ("c", "x", None)] {
-        let mut log = RandomLog::begin(key(tenant, id), SessionCreated::default(), moment(0));
+        let mut log = RandomLog::begin(key(tenant, id), SessionCreated::default(), timestamp(0));
         log.push(Entry::RunStarted { run: run.clone(), claim: None, detail: Map::new() });
-        if let Some(until) = until.map(moment) {
+        if let Some(until) = until.map(timestamp) {
             log.push(Entry::RunClaimed { run: run.clone(), claim: LeaseClaim { node: "n".to_owned(), until } });
         }
         log.save(&*store).await;
     }
-    let ended =
-        |seconds| SessionQuery { lease_before: Some(moment(seconds)), ..SessionQuery::new(OwnerFilter::Everyone, 9) };
+    let ended = |seconds| SessionQuery {
+        lease_before: Some(timestamp(seconds)),
+        ..SessionQuery::new(OwnerFilter::Everyone, 9)
+    };
     assert_ids(&store.heads(&ended(10)).await.unwrap(), &[]);
     assert_ids(&store.heads(&ended(30)).await.unwrap(), &["b"]);
     assert_ids(&store.heads(&ended(31)).await.unwrap(), &["b", "a"]);
@@ -499,30 +502,32 @@ pub async fn leases_that_ended_are_found(Fixture { store, .. }: Fixture) {
 
 /// A renewed lease is found by its new expiry. It is no longer found once its run is paused for
 /// review or has ended.
-pub async fn leases_are_found_by_their_last_word(Fixture { store, .. }: Fixture) {
+pub async fn leases_are_found_by_their_current_end(Fixture { store, .. }: Fixture) {
     let run = RunId::new("r").unwrap();
-    let ended =
-        |seconds| SessionQuery { lease_before: Some(moment(seconds)), ..SessionQuery::new(OwnerFilter::Everyone, 9) };
+    let ended = |seconds| SessionQuery {
+        lease_before: Some(timestamp(seconds)),
+        ..SessionQuery::new(OwnerFilter::Everyone, 9)
+    };
     let mut logs = Vec::new();
     for id in ["a", "b", "c"] {
         let mut log = RandomLog::new(id);
-        let claim = Some(LeaseClaim { node: "n".to_owned(), until: moment(10) });
+        let claim = Some(LeaseClaim { node: "n".to_owned(), until: timestamp(10) });
         log.push(Entry::RunStarted { run: run.clone(), claim, detail: Map::new() }).save(&*store).await;
         logs.push(log);
     }
     assert_ids(&store.heads(&ended(11)).await.unwrap(), &["c", "b", "a"]);
     let mut head = logs[0].head();
-    head.lease.as_mut().unwrap().until = moment(50);
+    head.lease.as_mut().unwrap().until = timestamp(50);
     store.commit(&Commit::new(Some(head.end()), Vec::new(), head)).await.unwrap();
-    logs[1].push(asked("b", 3, None)).save(&*store).await;
-    let over = Entry::RunEnded { run, outcome: RunOutcome::Completed, error: None, code: None };
-    logs[2].push(over).save(&*store).await;
+    logs[1].push(review_request("b", 3, None)).save(&*store).await;
+    let run_ended = Entry::RunEnded { run, outcome: RunOutcome::Completed, error: None, code: None };
+    logs[2].push(run_ended).save(&*store).await;
     assert_ids(&store.heads(&ended(11)).await.unwrap(), &[]);
     assert_ids(&store.heads(&ended(51)).await.unwrap(), &["a"]);
 }
 
 /// A review request at record `seq` of its session.
-fn asked(session: &str, seq: u64, queue: Option<&str>) -> Entry {
+fn review_request(session: &str, seq: u64, queue: Option<&str>) -> Entry {
     Entry::review_opened(ReviewOpened {
         review: ReviewId::of(&SessionId::new(session).unwrap(), seq),
         step: "pay".to_owned(),
@@ -537,16 +542,16 @@ fn asked(session: &str, seq: u64, queue: Option<&str>) -> Entry {
 
 /// Sessions with open reviews are found, in any queue or in one, and so are sessions with decided
 /// reviews.
-pub async fn what_waits_for_a_person_is_found(Fixture { store, .. }: Fixture) {
+pub async fn sessions_are_found_by_their_reviews(Fixture { store, .. }: Fixture) {
     let long = "q".repeat(3000);
     let mut logs: Vec<RandomLog> = ["a", "b", "c", "d", "e"].into_iter().map(RandomLog::new).collect();
     for (n, id, queue) in [(0, "a", None), (1, "b", Some("money")), (2, "c", Some("Money")), (3, "d", Some(&*long))] {
-        logs[n].push(asked(id, 2, queue));
+        logs[n].push(review_request(id, 2, queue));
     }
-    logs[3].push(asked("d", 3, Some("a\0b 'c'")));
+    logs[3].push(review_request("d", 3, Some("a\0b 'c'")));
     // Two open reviews in one session. Session e has tags and a metadata field named like the index
     // labels of reviews, which must not match.
-    logs[1].push(asked("b", 3, Some("law")));
+    logs[1].push(review_request("b", 3, Some("law")));
     let change = SessionPatch {
         tags: Some(vec!["review".to_owned(), "review:money".to_owned(), "reviewed".to_owned()]).into(),
         metadata: Map::from_iter([("review".to_owned(), json!("money"))]),
@@ -557,12 +562,12 @@ pub async fn what_waits_for_a_person_is_found(Fixture { store, .. }: Fixture) {
         log.save(&*store).await;
     }
     let expect = async |reviewing: ReviewIndexLabel, want: &[&str]| {
-        for whose in [OwnerFilter::Everyone, all().whose] {
-            let query = SessionQuery { whose, reviewing: Some(reviewing.clone()), ..all() };
-            let mut found = store.heads(&query).await.unwrap();
-            found.sort_by(|a, b| a.info.session_id.cmp(&b.info.session_id));
-            assert_ids(&found, want);
-            assert!(found.iter().all(|h| query.matches(h)));
+        for owner in [OwnerFilter::Everyone, all().whose] {
+            let query = SessionQuery { whose: owner, reviewing: Some(reviewing.clone()), ..all() };
+            let mut heads = store.heads(&query).await.unwrap();
+            heads.sort_by(|a, b| a.info.session_id.cmp(&b.info.session_id));
+            assert_ids(&heads, want);
+            assert!(heads.iter().all(|h| query.matches(h)));
         }
     };
     let queue = |name: &str| ReviewIndexLabel::Queue(name.to_owned());
@@ -603,27 +608,27 @@ pub async fn all_conditions_must_hold(Fixture { store, .. }: Fixture) {
         tags: vec!["a".to_owned()],
         ..with_metadata(json!({"n": 1}))
     };
-    let but = |change: &dyn Fn(&mut SessionCreated)| {
+    let full_except = |change: &dyn Fn(&mut SessionCreated)| {
         let mut created = full.clone();
         change(&mut created);
         created
     };
     let sessions = [
         ("full", full.clone()),
-        ("assistant", but(&|c| c.assistant = None)),
-        ("thread", but(&|c| c.thread = Some("u".to_owned()))),
-        ("title", but(&|c| c.title = None)),
-        ("tags", but(&|c| c.tags.clear())),
-        ("metadata", but(&|c| c.metadata.clear())),
-        ("user", but(&|c| c.user = User::new("bob").unwrap())),
+        ("assistant", full_except(&|c| c.assistant = None)),
+        ("thread", full_except(&|c| c.thread = Some("u".to_owned()))),
+        ("title", full_except(&|c| c.title = None)),
+        ("tags", full_except(&|c| c.tags.clear())),
+        ("metadata", full_except(&|c| c.metadata.clear())),
+        ("user", full_except(&|c| c.user = User::new("bob").unwrap())),
     ];
     fill(&*store, sessions).await;
     let query = SessionQuery {
         assistant: full.assistant.clone(),
         thread: full.thread.clone(),
         status: vec![Status::Active],
-        created_after: Some(moment(0)),
-        created_before: Some(moment(1000)),
+        created_after: Some(timestamp(0)),
+        created_before: Some(timestamp(1000)),
         tags: full.tags.clone(),
         metadata: vec![("n".to_owned(), json!(1))],
         title: Some("TITLE".to_owned()),
@@ -635,18 +640,18 @@ pub async fn all_conditions_must_hold(Fixture { store, .. }: Fixture) {
 }
 
 /// A changed session is found by its current state, not by its previous one.
-pub async fn a_changed_head_is_found_by_what_it_is_now(Fixture { store, .. }: Fixture) {
+pub async fn a_changed_head_is_found_by_its_current_state(Fixture { store, .. }: Fixture) {
     let created = SessionCreated {
         title: Some("before".to_owned()),
         tags: vec!["old".to_owned()],
         ..with_metadata(json!({"n": 1}))
     };
-    let mut log = RandomLog::begin(key("default", "s"), created, moment(0));
+    let mut log = RandomLog::begin(key("default", "s"), created, timestamp(0));
     log.save(&*store).await;
     let change = serde_json::from_value(json!({"title": "after", "tags": ["new"], "metadata": {"n": 2}})).unwrap();
     log.push(Entry::info(change))
         .push(Entry::Status { to: Status::Paused, reason: None })
-        .say("hi")
+        .push_message("hi")
         .save(&*store)
         .await;
     let queries = |title: &str, tag: &str, n: i64, status, hash| {

@@ -1,7 +1,9 @@
 //! Commits and the log: every acknowledged commit reads back exactly, and nothing else does.
 
 use super::fixture::Fixture;
-use super::kit::{RandomLog, assert_fails, blob, item, key, moment, read, read_all, session_shelf, shelf, state};
+use super::support::{
+    RandomLog, assert_fails, blob, item, key, namespace, read, read_all, session_namespace, state, timestamp,
+};
 use crate::store::contract::{Commit, HeadCheck, MAX_PAGE_BYTES};
 use crate::store::item::Owner;
 use crate::store::query::{ReadDirection, RecordRange};
@@ -26,8 +28,9 @@ fn map(value: Value) -> Map<String, Value> {
 /// One entry of every kind except `created`, with all fields set, and once with none.
 pub(super) fn every_kind() -> Vec<Entry> {
     let run = RunId::new("run-1").unwrap();
+    let until = timestamp(99);
     let review = ReviewId::new("rev_1_s:1").unwrap();
-    let mark = RandomLog::new("x").say("one").head().mark;
+    let digest = RandomLog::new("x").push_message("one").head().mark;
     let text = Patch::Set("Ein schöner \"Titel\"".to_owned());
     let tags = Patch::Set(vec!["a".to_owned(), "b\0c".to_owned()]);
     let metadata = map(json!({"a": {"b": null}, "c": [1, 2.5, "x"], "d": null}));
@@ -49,7 +52,7 @@ pub(super) fn every_kind() -> Vec<Entry> {
             step: None,
             state: Map::new(),
         }),
-        Entry::Rewound(RewindEntry { to: 2, mark }),
+        Entry::Rewound(RewindEntry { to: 2, mark: digest }),
         Entry::info(SessionPatch { model: Patch::Clear, title: text, tags, metadata }),
         Entry::info(SessionPatch::default()),
         Entry::Status { to: Status::Paused, reason: Some("a person must look".to_owned()) },
@@ -57,10 +60,10 @@ pub(super) fn every_kind() -> Vec<Entry> {
         Entry::RunStarted { run: run.clone(), claim: None, detail: detail.clone() },
         Entry::RunStarted {
             run: run.clone(),
-            claim: Some(LeaseClaim { node: "n".to_owned(), until: moment(98) }),
+            claim: Some(LeaseClaim { node: "n".to_owned(), until: timestamp(98) }),
             detail: Map::new(),
         },
-        Entry::RunClaimed { run: run.clone(), claim: LeaseClaim { node: "node/1 ☃".to_owned(), until: moment(99) } },
+        Entry::RunClaimed { run: run.clone(), claim: LeaseClaim { node: "node/1 ☃".to_owned(), until } },
         Entry::ToolStarted {
             run: run.clone(),
             call: "call_1".to_owned(),
@@ -74,10 +77,10 @@ pub(super) fn every_kind() -> Vec<Entry> {
             call: Some("call_1".to_owned()),
             queue: Some("finance".to_owned()),
             lost: true,
-            timeout: Some(ReviewTimeout { at: moment(120), decision: Decision::Rejected }),
+            timeout: Some(ReviewTimeout { at: timestamp(120), decision: Decision::Rejected }),
             detail,
         }),
-        Entry::ReviewClaimed { review: review.clone(), by: Some("bob".to_owned()), until: Some(moment(110)) },
+        Entry::ReviewClaimed { review: review.clone(), by: Some("bob".to_owned()), until: Some(timestamp(110)) },
         Entry::ReviewClaimed { review: review.clone(), by: None, until: None },
         Entry::review_decided(ReviewDecided {
             review,
@@ -112,9 +115,9 @@ pub(super) fn rich(id: &str) -> RandomLog {
         parent: None,
         began_at: None,
         decisions: None,
-        origin: Some(Origin { export: "ab".repeat(32), at: moment(7), upto: 2 }),
+        origin: Some(Origin { export: "ab".repeat(32), at: timestamp(7), upto: 2 }),
     };
-    let mut log = RandomLog::begin(key("default", id), created, moment(0));
+    let mut log = RandomLog::begin(key("default", id), created, timestamp(0));
     for entry in every_kind() {
         log.push(entry);
     }
@@ -124,26 +127,27 @@ pub(super) fn rich(id: &str) -> RandomLog {
 /// A created session has the head and the records it was created with.
 pub async fn a_created_session_reads_back(Fixture { store, .. }: Fixture) {
     let mut log = RandomLog::new("s");
-    log.say("one").say("two").save(&*store).await;
+    log.push_message("one").push_message("two").save(&*store).await;
     assert_eq!(store.head(&log.key).await.unwrap(), Some(log.head()));
     assert_eq!(read_all(&*store, &log.key).await, log.records);
-    log.say("three").save(&*store).await;
+    log.push_message("three").save(&*store).await;
     assert_eq!(store.head(&log.key).await.unwrap(), Some(log.head()));
     assert_eq!(read_all(&*store, &log.key).await, log.records);
 }
 
 /// The non-blocking head check returns the current head after each commit and after a purge, if the
 /// store supports it.
-pub async fn a_glance_shows_what_is_there(Fixture { store, .. }: Fixture) {
+pub async fn a_head_check_returns_the_current_head(Fixture { store, .. }: Fixture) {
     let mut log = RandomLog::new("s");
     for n in 0..50 {
-        log.say(&n.to_string()).save(&*store).await;
+        log.push_message(&n.to_string()).save(&*store).await;
         for _ in 0..2 {
-            let (now, before) = (log.head().to_json(), Head { seq: 0, ..log.head() }.to_json());
-            for known in ["", &before, &now] {
+            let current = log.head().to_json();
+            let outdated = Head { seq: 0, ..log.head() }.to_json();
+            for known in ["", &outdated, &current] {
                 match store.glance(&log.key, known) {
-                    Some(Ok(HeadCheck::Same)) => assert_eq!(known, now),
-                    Some(seen) => assert_eq!(seen.unwrap(), HeadCheck::Now(Some(Box::new(log.head())))),
+                    Some(Ok(HeadCheck::Same)) => assert_eq!(known, current),
+                    Some(result) => assert_eq!(result.unwrap(), HeadCheck::Now(Some(Box::new(log.head())))),
                     None => {}
                 }
             }
@@ -152,7 +156,7 @@ pub async fn a_glance_shows_what_is_there(Fixture { store, .. }: Fixture) {
     }
     store.purge(&log.key).await.unwrap();
     let known = log.head().to_json();
-    assert!(store.glance(&log.key, &known).is_none_or(|seen| seen.unwrap() == HeadCheck::Now(None)));
+    assert!(store.glance(&log.key, &known).is_none_or(|result| result.unwrap() == HeadCheck::Now(None)));
 }
 
 /// Entries of every kind round-trip.
@@ -165,7 +169,7 @@ pub async fn every_kind_of_entry_reads_back(Fixture { store, .. }: Fixture) {
 
 /// Timestamps are stored to the microsecond. They may repeat, go backwards, or be far in the past
 /// or future.
-pub async fn times_are_kept_to_the_microsecond(Fixture { store, .. }: Fixture) {
+pub async fn times_are_stored_to_the_microsecond(Fixture { store, .. }: Fixture) {
     let times = ["2026-03-29T00:59:59.999999Z", "2026-03-29T00:59:59.999999Z", "1969-12-31T23:59:59.999999Z"];
     let times =
         times.into_iter().chain(["1970-01-01T00:00:00.000001Z", "0001-01-01T00:00:00Z", "9999-12-30T12:00:00.123456Z"]);
@@ -184,7 +188,7 @@ pub async fn times_are_kept_to_the_microsecond(Fixture { store, .. }: Fixture) {
 }
 
 /// Message text is stored byte for byte: escapes, numbers, key order, whitespace.
-pub async fn messages_are_kept_byte_for_byte(Fixture { store, .. }: Fixture) {
+pub async fn messages_are_stored_byte_for_byte(Fixture { store, .. }: Fixture) {
     let texts = [
         r#"{"role":"user","content":"äöü €😀 \ud83d\ude00 \u00e4 \\ \" \/ \b\f\n\r\t"}"#,
         r#"{"role":"user","content":"a\u0000b\u0001\u001f\u007f"}"#,
@@ -209,29 +213,34 @@ pub async fn messages_are_kept_byte_for_byte(Fixture { store, .. }: Fixture) {
 }
 
 /// Messages of a megabyte, and messages larger than a page, are stored.
-pub async fn large_messages_are_kept(Fixture { store, .. }: Fixture) {
+pub async fn large_messages_are_stored(Fixture { store, .. }: Fixture) {
     let mut log = RandomLog::new("s");
-    log.say(&"ä\\\"".repeat(1 << 18)).say("small").say(&"y".repeat(MAX_PAGE_BYTES + 1)).say("last").save(&*store).await;
+    log.push_message(&"ä\\\"".repeat(1 << 18))
+        .push_message("small")
+        .push_message(&"y".repeat(MAX_PAGE_BYTES + 1))
+        .push_message("last")
+        .save(&*store)
+        .await;
     assert!(read_all(&*store, &log.key).await == log.records, "the large messages differ");
 }
 
 /// Creating an existing session fails and changes nothing.
 pub async fn an_existing_session_is_not_created_again(Fixture { store, .. }: Fixture) {
     let mut log = RandomLog::new("s");
-    log.say("one").save(&*store).await;
+    log.push_message("one").save(&*store).await;
     let before = state(&*store, &[], &[]).await;
-    let again = RandomLog::new("s").say("other").commit();
-    assert_fails(store.commit(&again).await, Error::Exists { session_id: log.key.session.clone() });
+    let duplicate = RandomLog::new("s").push_message("other").commit();
+    assert_fails(store.commit(&duplicate).await, Error::Exists { session_id: log.key.session.clone() });
     assert_eq!(state(&*store, &[], &[]).await, before);
 }
 
 /// A commit whose base is not the end of the log is rejected and changes nothing.
 pub async fn a_stale_base_is_refused(Fixture { store, .. }: Fixture) {
     let mut log = RandomLog::new("s");
-    log.say("one").say("two").save(&*store).await;
+    log.push_message("one").push_message("two").save(&*store).await;
     let before = state(&*store, &[], &[]).await;
     for base in [0, 1, 2, 4, 1 << 40] {
-        let record = Record { seq: base + 1, at: moment(9), entry: Entry::message(Message::user("no")) };
+        let record = Record { seq: base + 1, at: timestamp(9), entry: Entry::message(Message::user("no")) };
         let mut head = log.head();
         head.seq = base + 1;
         let end = LogEnd { seq: base, ..log.head().end() };
@@ -250,36 +259,36 @@ pub async fn a_stale_base_is_refused(Fixture { store, .. }: Fixture) {
 pub async fn a_store_that_went_back_in_time(Fixture { store, .. }: Fixture) {
     let title =
         |title: &str| Entry::info(SessionPatch { title: Patch::Set(title.to_owned()), ..SessionPatch::default() });
-    let ways = [
+    let variants = [
         ("text", Entry::message(Message::user("lost")), Entry::message(Message::user("other"))),
         // Records that are not messages count too.
         ("info", title("lost"), title("other")),
     ];
-    for (id, lost, other) in ways {
+    for (id, lost, other) in variants {
         let mut stored = RandomLog::new(id);
-        stored.say("one").save(&*store).await;
+        stored.push_message("one").save(&*store).await;
         let mut writer = stored.clone();
         // Same times and same last record: only the earlier records distinguish the two logs.
-        writer.push(lost).say("last").commit();
-        stored.push(other).say("last").save(&*store).await;
+        writer.push(lost).push_message("last").commit();
+        stored.push(other).push_message("last").save(&*store).await;
         assert_eq!((writer.seq(), writer.records.last()), (stored.seq(), stored.records.last()));
         let before = state(&*store, &[], &[]).await;
 
         let conflict = || Error::Conflict { session_id: stored.key.session.clone(), expected: 4 };
         let renewal = Commit::new(Some(writer.head().end()), Vec::new(), writer.head());
         assert_fails(store.commit(&renewal).await, conflict());
-        assert_fails(store.commit(&writer.say("next").commit()).await, conflict());
+        assert_fails(store.commit(&writer.push_message("next").commit()).await, conflict());
         assert_eq!(state(&*store, &[], &[]).await, before);
-        stored.say("next").save(&*store).await;
+        stored.push_message("next").save(&*store).await;
         assert_eq!(store.head(&stored.key).await.unwrap(), Some(stored.head()));
     }
 }
 
 /// Appending to a missing session fails.
-pub async fn an_unknown_session_takes_nothing(Fixture { store, .. }: Fixture) {
+pub async fn an_append_to_an_unknown_session_is_refused(Fixture { store, .. }: Fixture) {
     let mut log = RandomLog::new("s");
     log.commit();
-    let next = log.say("one").commit();
+    let next = log.push_message("one").commit();
     assert_fails(store.commit(&next).await, Error::NotFound { session_id: log.key.session.clone() });
     let head_only = Commit { records: Vec::new(), base: Some(log.head().end()), ..next };
     assert_fails(store.commit(&head_only).await, Error::NotFound { session_id: log.key.session.clone() });
@@ -288,9 +297,9 @@ pub async fn an_unknown_session_takes_nothing(Fixture { store, .. }: Fixture) {
 
 /// Items and blobs are visible together with the records of their commit, also in the commit that
 /// creates the session.
-pub async fn a_commit_brings_its_items_and_blobs(Fixture { store, .. }: Fixture) {
+pub async fn a_commit_stores_its_items_and_blobs(Fixture { store, .. }: Fixture) {
     let mut log = RandomLog::new("s");
-    let (cache, notes) = (session_shelf(&log.key, "cache"), session_shelf(&log.key, "notes"));
+    let (cache, notes) = (session_namespace(&log.key, "cache"), session_namespace(&log.key, "notes"));
     let (one, two, three) = (item("k", 1), item("l", 2), item("k", 3));
     let picture = blob("a picture");
     let mut commit = log.commit();
@@ -298,7 +307,7 @@ pub async fn a_commit_brings_its_items_and_blobs(Fixture { store, .. }: Fixture)
     store.commit(&commit).await.unwrap();
     assert_eq!(state(&*store, from_ref(&cache), &[]).await.items, [[one, two.clone()]]);
 
-    let mut commit = log.say("next").commit();
+    let mut commit = log.push_message("next").commit();
     commit.items = vec![("cache".to_owned(), three.clone()), ("notes".to_owned(), two.clone())];
     commit.blobs = vec![picture.clone()];
     store.commit(&commit).await.unwrap();
@@ -308,43 +317,43 @@ pub async fn a_commit_brings_its_items_and_blobs(Fixture { store, .. }: Fixture)
 }
 
 /// A commit is atomic: if it is rejected, its items and blobs are not stored either.
-pub async fn a_refused_commit_leaves_nothing(Fixture { store, .. }: Fixture) {
+pub async fn a_refused_commit_stores_nothing(Fixture { store, .. }: Fixture) {
     let mut log = RandomLog::new("s");
-    log.say("one").save(&*store).await;
-    let shelves = [session_shelf(&log.key, "cache"), session_shelf(&key("default", "t"), "cache")];
+    log.push_message("one").save(&*store).await;
+    let namespaces = [session_namespace(&log.key, "cache"), session_namespace(&key("default", "t"), "cache")];
     let pictures = [blob("a picture")];
-    let before = state(&*store, &shelves, &pictures).await;
+    let before = state(&*store, &namespaces, &pictures).await;
     let with = |commit| Commit { items: vec![("cache".to_owned(), item("k", 1))], blobs: pictures.to_vec(), ..commit };
 
     let exists = with(RandomLog::new("s").commit());
     assert_eq!(store.commit(&exists).await.unwrap_err().code(), "exists");
     let mut stale = log.clone();
-    stale.say("two").save(&*store).await;
-    let conflict = with(log.say("three").commit());
+    stale.push_message("two").save(&*store).await;
+    let conflict = with(log.push_message("three").commit());
     assert_eq!(store.commit(&conflict).await.unwrap_err().code(), "conflict");
-    let orphan = with(RandomLog::new("gone").say("x").fork("t", 2).commit());
+    let orphan = with(RandomLog::new("gone").push_message("x").fork("t", 2).commit());
     assert_eq!(store.commit(&orphan).await.unwrap_err().code(), "not_found");
-    let bad = with(Commit { records: Vec::new(), ..RandomLog::new("t").commit() });
-    assert_eq!(store.commit(&bad).await.unwrap_err().code(), "invalid");
+    let invalid = with(Commit { records: Vec::new(), ..RandomLog::new("t").commit() });
+    assert_eq!(store.commit(&invalid).await.unwrap_err().code(), "invalid");
 
-    let after = state(&*store, &shelves, &pictures).await;
+    let after = state(&*store, &namespaces, &pictures).await;
     assert_eq!((after.heads, after.logs), (vec![stale.head()], vec![stale.records]));
     assert_eq!((after.items, after.blobs), (before.items, before.blobs));
 }
 
 /// Records with a gap, a duplicate, a wrong start or a wrong end are rejected and change nothing.
-pub async fn bad_commits_are_refused(Fixture { store, .. }: Fixture) {
+pub async fn invalid_commits_are_refused(Fixture { store, .. }: Fixture) {
     let mut log = RandomLog::new("s");
-    log.say("one").save(&*store).await;
+    log.push_message("one").save(&*store).await;
     let before = state(&*store, &[], &[]).await;
-    let next = log.clone().say("two").say("three").say("four").commit();
-    let create = RandomLog::new("t").say("one").say("two").commit();
-    let mut bad = Vec::new();
+    let next = log.clone().push_message("two").push_message("three").push_message("four").commit();
+    let create = RandomLog::new("t").push_message("one").push_message("two").commit();
+    let mut invalid = Vec::new();
     for commit in [&next, &create] {
         let mut with = |change: &dyn Fn(&mut Commit)| {
             let mut commit = commit.clone();
             change(&mut commit);
-            bad.push(commit);
+            invalid.push(commit);
         };
         with(&|c| drop(c.records.remove(0)));
         with(&|c| drop(c.records.remove(1)));
@@ -357,7 +366,7 @@ pub async fn bad_commits_are_refused(Fixture { store, .. }: Fixture) {
         // Without new records, the head must end where the log does.
         with(&|c| c.records.clear());
     }
-    for commit in bad {
+    for commit in invalid {
         let code = store.commit(&commit).await.map_err(|e| e.code());
         assert_eq!(code, Err("invalid"), "{commit:?}");
     }
@@ -369,13 +378,13 @@ pub async fn the_head_can_change_alone(Fixture { store, .. }: Fixture) {
     let mut log = RandomLog::new("s");
     let run = RunId::new("r").unwrap();
     log.push(Entry::RunStarted { run: run.clone(), claim: None, detail: Map::new() });
-    log.push(Entry::RunClaimed { run, claim: LeaseClaim { node: "n".to_owned(), until: moment(60) } })
+    log.push(Entry::RunClaimed { run, claim: LeaseClaim { node: "n".to_owned(), until: timestamp(60) } })
         .save(&*store)
         .await;
     for seconds in [100, 200] {
         let mut head = log.head();
-        head.due_at = Some(moment(seconds));
-        head.lease.as_mut().unwrap().until = moment(seconds);
+        head.due_at = Some(timestamp(seconds));
+        head.lease.as_mut().unwrap().until = timestamp(seconds);
         store.commit(&Commit::new(Some(head.end()), Vec::new(), head.clone())).await.unwrap();
         assert_eq!(store.head(&log.key).await.unwrap(), Some(head));
         assert_eq!(read_all(&*store, &log.key).await, log.records);
@@ -386,7 +395,7 @@ pub async fn the_head_can_change_alone(Fixture { store, .. }: Fixture) {
 pub async fn records_are_read_in_ranges(Fixture { store, .. }: Fixture) {
     let mut log = RandomLog::new("s");
     for n in 2..=6 {
-        log.say(&n.to_string()).save(&*store).await;
+        log.push_message(&n.to_string()).save(&*store).await;
     }
     let bounds = [0, 1, 2, 4, 6, 7, u64::MAX];
     for (after, upto) in bounds.iter().flat_map(|after| bounds.map(|upto| (*after, upto))) {
@@ -408,28 +417,28 @@ pub async fn long_logs_come_in_pages(Fixture { store, .. }: Fixture) {
     let mut log = RandomLog::new("s");
     for n in 0..4 {
         for m in 0..6 {
-            log.say(&format!("{n}.{m} {}", "x".repeat(LARGE)));
+            log.push_message(&format!("{n}.{m} {}", "x".repeat(LARGE)));
         }
         log.save(&*store).await;
     }
     let page = store.records(&log.key, &RecordRange::after(0)).await.unwrap();
     let bytes: usize = page.iter().map(|r| r.entry.encode().len()).sum();
     assert!(bytes <= MAX_PAGE_BYTES + 2 * LARGE, "a page has {bytes} bytes");
-    assert!(!page.is_empty() && log.records.starts_with(&page), "a page begins at the beginning");
-    assert!(read_all(&*store, &log.key).await == log.records, "forward, the pages are not the whole");
+    assert!(!page.is_empty() && log.records.starts_with(&page), "the first page must start at the first record");
+    assert!(read_all(&*store, &log.key).await == log.records, "reading forward, the pages do not add up to the log");
     let page = store.records(&log.key, &RecordRange::back_from(u64::MAX, usize::MAX)).await.unwrap();
     let bytes: usize = page.iter().map(|r| r.entry.encode().len()).sum();
     assert!(bytes <= MAX_PAGE_BYTES + 2 * LARGE, "a page has {bytes} bytes");
     let mut backward = read(&*store, &log.key, &RecordRange::back_from(u64::MAX, usize::MAX)).await;
     backward.reverse();
-    assert!(backward == log.records, "backward, the pages are not the whole");
+    assert!(backward == log.records, "reading backward, the pages do not add up to the log");
 }
 
 /// The end of a long log can be read without reading the records before it.
-pub async fn the_tail_of_a_long_log_is_at_hand(Fixture { store, .. }: Fixture) {
+pub async fn the_tail_of_a_long_log_is_read_alone(Fixture { store, .. }: Fixture) {
     let mut log = RandomLog::new("s");
     for n in 2..=5000 {
-        log.say(&n.to_string());
+        log.push_message(&n.to_string());
         if n % 1000 == 0 {
             log.save(&*store).await;
         }
@@ -444,26 +453,26 @@ pub async fn the_tail_of_a_long_log_is_at_hand(Fixture { store, .. }: Fixture) {
 }
 
 /// A missing session has no head, records or items; reading it is not an error.
-pub async fn an_unknown_session_has_nothing(Fixture { store, .. }: Fixture) {
-    RandomLog::new("other").say("one").save(&*store).await;
-    let nobody = key("default", "s");
-    assert_eq!(store.head(&nobody).await.unwrap(), None);
-    assert_eq!(store.records(&nobody, &RecordRange::after(0)).await.unwrap(), []);
-    assert_eq!(store.records(&nobody, &RecordRange::back_from(9, 9)).await.unwrap(), []);
-    let cache = session_shelf(&nobody, "cache");
+pub async fn an_unknown_session_is_empty(Fixture { store, .. }: Fixture) {
+    RandomLog::new("other").push_message("one").save(&*store).await;
+    let missing = key("default", "s");
+    assert_eq!(store.head(&missing).await.unwrap(), None);
+    assert_eq!(store.records(&missing, &RecordRange::after(0)).await.unwrap(), []);
+    assert_eq!(store.records(&missing, &RecordRange::back_from(9, 9)).await.unwrap(), []);
+    let cache = session_namespace(&missing, "cache");
     assert_eq!(store.items(&cache, None, 9).await.unwrap(), []);
-    assert_eq!(store.get(&cache, "k", Some(moment(1))).await.unwrap(), None);
+    assert_eq!(store.get(&cache, "k", Some(timestamp(1))).await.unwrap(), None);
     assert!(!store.remove(&cache, "k").await.unwrap());
     assert_eq!(store.search(&cache, "one", 9).await.unwrap(), []);
 }
 
 /// Ids are scoped by tenant: one id in two tenants is two sessions.
 pub async fn tenants_have_logs_of_their_own(Fixture { store, .. }: Fixture) {
-    let mut logs = ["a", "b"].map(|tenant| RandomLog::begin(key(tenant, "s"), SessionCreated::default(), moment(0)));
+    let mut logs = ["a", "b"].map(|tenant| RandomLog::begin(key(tenant, "s"), SessionCreated::default(), timestamp(0)));
     for (n, log) in logs.iter_mut().enumerate() {
-        log.say(if n == 0 { "first" } else { "second" }).save(&*store).await;
+        log.push_message(if n == 0 { "first" } else { "second" }).save(&*store).await;
     }
-    logs[0].say("more").save(&*store).await;
+    logs[0].push_message("more").save(&*store).await;
     for log in &logs {
         assert_eq!(store.head(&log.key).await.unwrap(), Some(log.head()));
         assert_eq!(read_all(&*store, &log.key).await, log.records);
@@ -472,7 +481,7 @@ pub async fn tenants_have_logs_of_their_own(Fixture { store, .. }: Fixture) {
     // Namespaces are separated by tenant too.
     let of = |tenant: &str| crate::store::item::Namespace {
         tenant: Tenant::new(tenant).unwrap(),
-        ..shelf(Owner::Session(SessionId::new("s").unwrap()), "x")
+        ..namespace(Owner::Session(SessionId::new("s").unwrap()), "x")
     };
     store.put(&of("a"), &item("k", 1), None).await.unwrap();
     assert_eq!(store.items(&of("b"), None, 9).await.unwrap(), []);

@@ -1,7 +1,7 @@
 //! Bounded lists: the pages of a scan with bounded work add up to the unbounded list.
 
 use super::fixture::Fixture;
-use super::kit::{RandomLog, Rng, key, moment};
+use super::support::{RandomLog, Rng, key, timestamp};
 use crate::store::contract::Store;
 use crate::store::query::{HeadPage, OwnerFilter, SessionCursor, SessionQuery};
 use crate::types::entry::{Entry, Patch, SessionCreated, SessionPatch};
@@ -24,9 +24,9 @@ async fn fill(store: &dyn Store) {
         created.thread = (n % 6 == 0).then(|| "thread".to_owned());
         created.assistant = (n % 4 == 0).then(|| "helper".to_owned());
         let mut log =
-            RandomLog::begin(key(["a", "b"][usize::from(n % 10 == 9)], &format!("s{n}")), created, moment(n / 4));
+            RandomLog::begin(key(["a", "b"][usize::from(n % 10 == 9)], &format!("s{n}")), created, timestamp(n / 4));
         if n % 3 == 0 {
-            log.push_at(moment(n / 4), Entry::Status { to: Status::Deleted, reason: None });
+            log.push_at(timestamp(n / 4), Entry::Status { to: Status::Deleted, reason: None });
         }
         log.save(store).await;
     }
@@ -35,20 +35,22 @@ async fn fill(store: &dyn Store) {
 /// Reads all pages of a query and checks each against its bounds. Returns the heads and the number
 /// of pages.
 async fn all_pages(store: &dyn Store, query: &SessionQuery, max_scan: usize) -> (Vec<Head>, usize) {
-    let (mut found, mut pages, mut cursor) = (Vec::new(), 0, None);
+    let mut listed = Vec::new();
+    let mut pages = 0;
+    let mut cursor = None;
     loop {
         let HeadPage { heads, stopped } =
             store.page(&SessionQuery { cursor, ..query.clone() }, max_scan).await.unwrap();
         pages += 1;
         assert!(heads.len() <= query.limit && pages < 1000, "{query:?}");
-        assert!(stopped.is_none() || heads.len() < query.limit, "a full page ends with its last session");
+        assert!(stopped.is_none() || heads.len() < query.limit, "a full page must not report a scan stop");
         cursor = match heads.last().filter(|_| heads.len() == query.limit) {
             Some(last) => Some(SessionCursor::of(last)),
             None => stopped,
         };
-        found.extend(heads);
+        listed.extend(heads);
         if cursor.is_none() {
-            return (found, pages);
+            return (listed, pages);
         }
     }
 }
@@ -58,8 +60,8 @@ pub async fn pages_together_are_the_list(Fixture { store, .. }: Fixture) {
     fill(&*store).await;
     let tenant = Tenant::new("a").unwrap();
     let title = |t: &str| Some(t.to_owned());
-    for whose in [OwnerFilter::Tenant(tenant.clone()), OwnerFilter::User(tenant, User::new("ada").unwrap())] {
-        let all = SessionQuery::new(whose, usize::MAX);
+    for owner in [OwnerFilter::Tenant(tenant.clone()), OwnerFilter::User(tenant, User::new("ada").unwrap())] {
+        let all = SessionQuery::new(owner, usize::MAX);
         for query in [
             all.clone(),
             SessionQuery { tags: tag("all"), ..all.clone() },
@@ -72,18 +74,18 @@ pub async fn pages_together_are_the_list(Fixture { store, .. }: Fixture) {
             SessionQuery { thread: Some("thread".to_owned()), ..all.clone() },
             SessionQuery { assistant: Some("helper".to_owned()), status: vec![Status::Deleted], ..all.clone() },
         ] {
-            let whole = store.heads(&query).await.unwrap();
+            let list = store.heads(&query).await.unwrap();
             for (limit, max_scan) in [(1, 1), (2, 3), (3, 2), (5, 10), (100, 7), (100, 1000)] {
-                let (found, pages) = all_pages(&*store, &SessionQuery { limit, ..query.clone() }, max_scan).await;
-                assert_eq!(found, whole, "limit {limit}, {max_scan} at a time: {query:?}");
-                assert!(max_scan < 100 || pages == 1 + whole.len() / limit, "{pages} pages: {query:?}");
+                let (listed, pages) = all_pages(&*store, &SessionQuery { limit, ..query.clone() }, max_scan).await;
+                assert_eq!(listed, list, "limit {limit}, {max_scan} at a time: {query:?}");
+                assert!(max_scan < 100 || pages == 1 + list.len() / limit, "{pages} pages: {query:?}");
             }
         }
     }
 }
 
 /// A page scans no more than its budget and returns the cursor where it stopped.
-pub async fn a_page_ends_where_its_work_ends(Fixture { store, .. }: Fixture) {
+pub async fn a_page_ends_at_its_scan_bound(Fixture { store, .. }: Fixture) {
     fill(&*store).await;
     let all = SessionQuery::new(OwnerFilter::Tenant(Tenant::new("a").unwrap()), 1000);
     let order = store.heads(&all).await.unwrap();
@@ -99,20 +101,20 @@ pub async fn a_page_ends_where_its_work_ends(Fixture { store, .. }: Fixture) {
 /// A session is found by its current labels only, and by none after a purge.
 pub async fn labels_follow_their_session(Fixture { store, .. }: Fixture) {
     let mut log =
-        RandomLog::begin(key("a", "s"), SessionCreated { tags: tag("old"), ..SessionCreated::default() }, moment(0));
+        RandomLog::begin(key("a", "s"), SessionCreated { tags: tag("old"), ..SessionCreated::default() }, timestamp(0));
     log.save(&*store).await;
-    let found = async |name: &str| {
+    let count = async |name: &str| {
         let query =
             SessionQuery { tags: tag(name), ..SessionQuery::new(OwnerFilter::Tenant(Tenant::new("a").unwrap()), 9) };
         store.page(&query, 9).await.unwrap().heads.len()
     };
-    assert_eq!((found("old").await, found("new").await), (1, 0));
+    assert_eq!((count("old").await, count("new").await), (1, 0));
     let tags = Patch::Set(["new", "more"].map(str::to_owned).to_vec());
-    log.push_at(moment(1), Entry::info(SessionPatch { tags, ..SessionPatch::default() })).save(&*store).await;
-    log.say("hello").save(&*store).await;
-    assert_eq!((found("old").await, found("new").await, found("more").await), (0, 1, 1));
+    log.push_at(timestamp(1), Entry::info(SessionPatch { tags, ..SessionPatch::default() })).save(&*store).await;
+    log.push_message("hello").save(&*store).await;
+    assert_eq!((count("old").await, count("new").await, count("more").await), (0, 1, 1));
     assert_eq!(store.check(&[]).await.unwrap(), []);
     store.purge(&log.key).await.unwrap();
-    assert_eq!((found("new").await, found("more").await), (0, 0));
+    assert_eq!((count("new").await, count("more").await), (0, 0));
     assert_eq!(store.check(&[]).await.unwrap(), []);
 }

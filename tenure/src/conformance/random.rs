@@ -2,7 +2,9 @@
 //! failure message.
 
 use super::fixture::Fixture;
-use super::kit::{RandomLog, Rng, head_of, item, key, moment, read_all, say, shelf, whole_log};
+use super::support::{
+    RandomLog, Rng, append_message, head_of, item, key, namespace, read_all, read_full_log, timestamp,
+};
 use crate::store::contract::Store;
 use crate::store::item::{Item, Owner};
 use crate::store::query::{OwnerFilter, SessionCursor, SessionOrder, SessionQuery};
@@ -21,17 +23,17 @@ const TENANTS: [&str; 2] = ["a", "b"];
 const USERS: [&str; 3] = ["ada", "bob", "Ädä"];
 const NAMES: [Option<&str>; 3] = [None, Some("x"), Some("it's")];
 const TITLES: [&str; 6] = ["Grüße ÄÖ", "100% sure", "under_score", "GRÜN", "", "a\0b"];
-const SOUGHT: [&str; 8] = ["gr", "ÄÖ", "%", "_", "", "AB", "ü", "nowhere"];
+const TITLE_QUERIES: [&str; 8] = ["gr", "ÄÖ", "%", "_", "", "AB", "ü", "nowhere"];
 const TAGS: [&str; 5] = ["red", "green", "it's", "a\0b", "ä"];
 const WORDS: [&str; 3] = ["hi", "ho", "hello"];
-const SAID: [&str; 6] = ["tea", "coffee", "milk", "sugar", "lemon", "ice"];
-const STATES: [Status; 4] = [Status::Active, Status::Paused, Status::Expired, Status::Deleted];
+const ITEM_WORDS: [&str; 6] = ["tea", "coffee", "milk", "sugar", "lemon", "ice"];
+const STATUSES: [Status; 4] = [Status::Active, Status::Paused, Status::Expired, Status::Deleted];
 
 fn values() -> [Value; 6] {
     [json!(1), json!("1"), json!(true), json!(null), json!("ä"), json!({"n": 1})]
 }
 
-fn some(rng: &mut Rng, from: &[&str]) -> Vec<String> {
+fn random_subset(rng: &mut Rng, from: &[&str]) -> Vec<String> {
     from.iter().filter(|_| rng.once_in(3)).map(|s| s.to_string()).collect()
 }
 
@@ -41,14 +43,14 @@ fn created(rng: &mut Rng) -> SessionCreated {
         assistant: rng.pick(&NAMES).map(str::to_owned),
         thread: rng.pick(&NAMES).map(str::to_owned),
         title: (!rng.once_in(4)).then(|| rng.pick(&TITLES).to_string()),
-        tags: some(rng, &TAGS),
+        tags: random_subset(rng, &TAGS),
         metadata: ["k", "l"].iter().map(|k| (k.to_string(), rng.pick(&values()).clone())).collect(),
         ..SessionCreated::default()
     }
 }
 
 /// Appends a random entry.
-fn event(rng: &mut Rng, log: &mut RandomLog) {
+fn push_random_entry(rng: &mut Rng, log: &mut RandomLog) {
     let run = RunId::new("r").unwrap();
     match rng.below(6) {
         5 => {
@@ -64,14 +66,14 @@ fn event(rng: &mut Rng, log: &mut RandomLog) {
             };
             log.push(Entry::review_opened(opened))
         }
-        0 => log.push(Entry::Status { to: *rng.pick(&STATES), reason: None }),
+        0 => log.push(Entry::Status { to: *rng.pick(&STATUSES), reason: None }),
         1 => log.push(Entry::RunClaimed {
             run,
-            claim: LeaseClaim { node: "n".to_owned(), until: moment(rng.below(50) as i64) },
+            claim: LeaseClaim { node: "n".to_owned(), until: timestamp(rng.below(50) as i64) },
         }),
         2 => log.push(Entry::info(SessionPatch {
             title: Some(rng.pick(&TITLES).to_string()).into(),
-            tags: Some(some(rng, &TAGS)).into(),
+            tags: Some(random_subset(rng, &TAGS)).into(),
             metadata: Map::from_iter([("k".to_owned(), rng.pick(&values()).clone())]),
             ..SessionPatch::default()
         })),
@@ -81,28 +83,29 @@ fn event(rng: &mut Rng, log: &mut RandomLog) {
 
 /// Stores sessions of two tenants, changes some and purges some. Returns the remaining heads.
 async fn fill(store: &dyn Store, rng: &mut Rng) -> Vec<Head> {
-    let (mut logs, mut heads) = (Vec::<RandomLog>::new(), Vec::new());
+    let mut logs = Vec::<RandomLog>::new();
+    let mut heads = Vec::new();
     for n in 0..200 {
         // Both tenants use the same ids. Many sessions are active at the same time, but no two with
         // the same id are.
-        let place = key(TENANTS[n % 2], &format!("s{}", n / 2));
-        let mut log = RandomLog::begin(place, created(rng), moment((rng.below(10) * 2 + n % 2) as i64));
+        let key = key(TENANTS[n % 2], &format!("s{}", n / 2));
+        let mut log = RandomLog::begin(key, created(rng), timestamp((rng.below(10) * 2 + n % 2) as i64));
         if n >= 20 && rng.once_in(5) {
             let parent = &logs[rng.below(10) * 2 + n % 2];
             let Entry::Created(fork) = parent.fork("f", 1).records.remove(0).entry else { continue };
             log.records[0].seq = 2;
             log.records[0].entry = Entry::created(SessionCreated { parent: fork.parent, ..created(rng) });
         }
-        (0..rng.below(3)).for_each(|_| event(rng, &mut log));
+        (0..rng.below(3)).for_each(|_| push_random_entry(rng, &mut log));
         logs.push(log);
     }
     for (n, log) in logs.iter_mut().enumerate() {
         log.save(store).await;
         if rng.once_in(3) {
-            event(rng, log);
+            push_random_entry(rng, log);
         }
         let mut commit = log.commit();
-        commit.head.due_at = (!rng.once_in(3)).then(|| moment(n as i64 * 37 % 200));
+        commit.head.due_at = (!rng.once_in(3)).then(|| timestamp(n as i64 * 37 % 200));
         store.commit(&commit).await.unwrap();
         heads.push(commit.head);
     }
@@ -114,49 +117,49 @@ async fn fill(store: &dyn Store, rng: &mut Rng) -> Vec<Head> {
 
 fn query(rng: &mut Rng, heads: &[Head]) -> SessionQuery {
     let tenant = Tenant::new(rng.pick(&TENANTS)).unwrap();
-    let whose = match rng.below(10) {
+    let owner = match rng.below(10) {
         0..4 => OwnerFilter::User(tenant, User::new(rng.pick(&USERS)).unwrap()),
         4..8 => OwnerFilter::Tenant(tenant),
         _ => OwnerFilter::Everyone,
     };
-    let mut query = SessionQuery::new(whose, *rng.pick(&[0, 1, 3, 10, 1000, usize::MAX]));
-    let one = rng.pick(heads).clone();
-    let time = |rng: &mut Rng, end| moment(rng.below(end) as i64);
+    let mut query = SessionQuery::new(owner, *rng.pick(&[0, 1, 3, 10, 1000, usize::MAX]));
+    let sample = rng.pick(heads).clone();
+    let time = |rng: &mut Rng, end| timestamp(rng.below(end) as i64);
     if rng.once_in(6) {
-        query.assistant = one.assistant.clone();
+        query.assistant = sample.assistant.clone();
     }
     if rng.once_in(6) {
         query.thread = Some("x".to_owned());
     }
     if rng.once_in(4) {
-        query.status = STATES.into_iter().filter(|_| rng.once_in(2)).collect();
+        query.status = STATUSES.into_iter().filter(|_| rng.once_in(2)).collect();
     }
     if rng.once_in(5) {
-        query.created_after = Some(one.info.created_at);
+        query.created_after = Some(sample.info.created_at);
     }
     if rng.once_in(5) {
         query.created_before = Some(time(rng, 25));
     }
     if rng.once_in(4) {
-        query.tags = some(rng, &TAGS);
+        query.tags = random_subset(rng, &TAGS);
     }
     if rng.once_in(4) {
         query.metadata = vec![(rng.pick(&["k", "l"]).to_string(), rng.pick(&values()).clone())];
     }
     if rng.once_in(4) {
-        query.title = Some(rng.pick(&SOUGHT).to_string());
+        query.title = Some(rng.pick(&TITLE_QUERIES).to_string());
     }
     if rng.once_in(5) {
         query.reviewing = Some(rng.pick(&[ReviewIndexLabel::Open, ReviewIndexLabel::Queue("x".to_owned())]).clone());
     }
     if rng.once_in(10) {
-        query.parent = one.parent.clone().map(|p| p.session);
+        query.parent = sample.parent.clone().map(|p| p.session);
     }
     if rng.once_in(6) {
-        query.hashes = vec![one.mark.hash, VisibleHash([7; 16])];
+        query.hashes = vec![sample.mark.hash, VisibleHash([7; 16])];
     }
     if rng.once_in(6) && matches!(query.whose, OwnerFilter::User(..)) {
-        query.matches = one.mark.match_keys();
+        query.matches = sample.mark.match_keys();
         query.matches.push(VisibleHash([9; 16]));
     }
     if rng.once_in(6) {
@@ -167,7 +170,7 @@ fn query(rng: &mut Rng, heads: &[Head]) -> SessionQuery {
         query.order = *rng.pick(&[SessionOrder::Newest, SessionOrder::Oldest, SessionOrder::Due]);
     }
     if rng.once_in(3) && query.order == SessionOrder::Newest {
-        query.cursor = Some(SessionCursor::of(&one));
+        query.cursor = Some(SessionCursor::of(&sample));
     }
     if rng.once_in(4) {
         query.offset = rng.below(5);
@@ -176,15 +179,15 @@ fn query(rng: &mut Rng, heads: &[Head]) -> SessionQuery {
 }
 
 /// The reference implementation of a query.
-fn answer(query: &SessionQuery, heads: &[Head]) -> Vec<Head> {
-    let mut found: Vec<_> = heads.iter().filter(|h| query.matches(h)).cloned().collect();
+fn expected_heads(query: &SessionQuery, heads: &[Head]) -> Vec<Head> {
+    let mut matching: Vec<_> = heads.iter().filter(|h| query.matches(h)).cloned().collect();
     match query.order {
-        SessionOrder::Newest => found.sort_by_key(|h| Reverse(SessionCursor::of(h))),
-        SessionOrder::Oldest => found.sort_by_key(SessionCursor::of),
-        SessionOrder::Due => found.sort_by_key(|h| h.due_at),
+        SessionOrder::Newest => matching.sort_by_key(|h| Reverse(SessionCursor::of(h))),
+        SessionOrder::Oldest => matching.sort_by_key(SessionCursor::of),
+        SessionOrder::Due => matching.sort_by_key(|h| h.due_at),
     }
     let after = |h: &Head| query.cursor.as_ref().is_none_or(|c| SessionCursor::of(h) < *c);
-    found.into_iter().filter(after).skip(query.offset).take(query.limit).collect()
+    matching.into_iter().filter(after).skip(query.offset).take(query.limit).collect()
 }
 
 /// Every query returns what [`SessionQuery::matches`] selects, in order.
@@ -195,51 +198,52 @@ pub async fn any_query_agrees_with_its_definition(Fixture { store, .. }: Fixture
     let mut hits = 0;
     for n in 0..300 {
         let query = query(&mut rng, &heads);
-        let want = answer(&query, &heads);
+        let want = expected_heads(&query, &heads);
         hits += want.len();
         assert_eq!(store.heads(&query).await.unwrap(), want, "seed {SEED}, query {n}: {query:?}");
     }
-    assert!(hits > 1000, "the queries find too little to mean anything: {hits}");
+    assert!(hits > 1000, "too few hits for a meaningful test: {hits}");
 }
 
 /// Items are put, changed, used, removed and evicted at random: the remaining ones are found by
 /// their words, and nothing else is.
-pub async fn any_shelf_agrees_with_its_model(Fixture { store, .. }: Fixture) {
+pub async fn any_namespace_agrees_with_its_model(Fixture { store, .. }: Fixture) {
     println!("seed {SEED}");
     let mut rng = Rng::new(SEED);
-    let owner = |name| shelf(Owner::User(User::new(name).unwrap()), "memory");
-    let mut shelves = [owner("ada"), owner("bob")].map(|shelf| (shelf, BTreeMap::<String, Item>::new()));
+    let owner = |name| namespace(Owner::User(User::new(name).unwrap()), "memory");
+    let mut namespaces = [owner("ada"), owner("bob")].map(|namespace| (namespace, BTreeMap::<String, Item>::new()));
     for step in 0..400 {
-        let (shelf, items) = &mut shelves[rng.below(2)];
-        let (name, at) = (format!("k{}", rng.below(8)), moment(step));
+        let (namespace, items) = &mut namespaces[rng.below(2)];
+        let (name, at) = (format!("k{}", rng.below(8)), timestamp(step));
         match rng.below(6) {
             0..4 => {
-                let text = (!rng.once_in(5)).then(|| some(&mut rng, &SAID).join(" "));
-                let keep = rng.once_in(3).then(|| 1 + rng.below(8));
+                let text = (!rng.once_in(5)).then(|| random_subset(&mut rng, &ITEM_WORDS).join(" "));
+                let max_items = rng.once_in(3).then(|| 1 + rng.below(8));
                 let new = Item { text, ..item(&name, step) };
-                store.put(shelf, &new, keep).await.unwrap();
+                store.put(namespace, &new, max_items).await.unwrap();
                 items.insert(name.clone(), new);
-                while keep.is_some_and(|keep| items.len() > keep) {
-                    let others = items.values().filter(|i| i.key != name);
-                    let oldest = others.min_by_key(|i| i.used_at).unwrap().key.clone();
+                while max_items.is_some_and(|max| items.len() > max) {
+                    let evictable = items.values().filter(|i| i.key != name);
+                    let oldest = evictable.min_by_key(|i| i.used_at).unwrap().key.clone();
                     items.remove(&oldest);
                 }
             }
             4 => {
-                store.get(shelf, &name, Some(at)).await.unwrap();
+                store.get(namespace, &name, Some(at)).await.unwrap();
                 items.entry(name).and_modify(|i| (i.used_at, i.uses) = (at, i.uses + 1));
             }
-            _ => assert_eq!(store.remove(shelf, &name).await.unwrap(), items.remove(&name).is_some()),
+            _ => assert_eq!(store.remove(namespace, &name).await.unwrap(), items.remove(&name).is_some()),
         }
-        for (shelf, items) in &shelves {
-            let left: Vec<_> = items.values().cloned().collect();
-            assert_eq!(store.items(shelf, None, 99).await.unwrap(), left, "seed {SEED}, step {step}");
-            let word = *rng.pick(&SAID);
-            let says = |i: &&Item| i.text.as_ref().is_some_and(|t| t.split(' ').any(|w| w == word));
-            let want: Vec<_> = items.values().filter(says).cloned().collect();
-            let mut found: Vec<_> = store.search(shelf, word, 99).await.unwrap().into_iter().map(|h| h.item).collect();
-            found.sort_by(|a, b| a.key.cmp(&b.key));
-            assert_eq!(found, want, "seed {SEED}, step {step}, word {word}");
+        for (namespace, items) in &namespaces {
+            let remaining: Vec<_> = items.values().cloned().collect();
+            assert_eq!(store.items(namespace, None, 99).await.unwrap(), remaining, "seed {SEED}, step {step}");
+            let word = *rng.pick(&ITEM_WORDS);
+            let contains_word = |i: &&Item| i.text.as_ref().is_some_and(|t| t.split(' ').any(|w| w == word));
+            let want: Vec<_> = items.values().filter(contains_word).cloned().collect();
+            let mut hits: Vec<_> =
+                store.search(namespace, word, 99).await.unwrap().into_iter().map(|h| h.item).collect();
+            hits.sort_by(|a, b| a.key.cmp(&b.key));
+            assert_eq!(hits, want, "seed {SEED}, step {step}, word {word}");
         }
     }
 }
@@ -249,31 +253,33 @@ pub async fn any_shelf_agrees_with_its_model(Fixture { store, .. }: Fixture) {
 pub async fn any_tree_survives_any_purge(Fixture { store, .. }: Fixture) {
     for seed in SEED..SEED + 12 {
         println!("seed {seed}");
-        let (mut rng, mut logs, mut made) = (Rng::new(seed), Vec::<RandomLog>::new(), 0);
+        let mut rng = Rng::new(seed);
+        let mut logs = Vec::<RandomLog>::new();
+        let mut created = 0;
         for step in 0..30 {
-            let which = rng.below(logs.len().max(1));
+            let index = rng.below(logs.len().max(1));
             match rng.below(8) {
                 0..5 if logs.len() < 7 => {
-                    let id = format!("s{seed}.{made}");
-                    made += 1;
-                    let mut log = match logs.get(which) {
+                    let id = format!("s{seed}.{created}");
+                    created += 1;
+                    let mut log = match logs.get(index) {
                         Some(parent) if !rng.once_in(6) => {
                             parent.fork(&id, 1 + rng.below(parent.seq() as usize) as u64)
                         }
                         _ => RandomLog::new(&id),
                     };
                     for n in 0..rng.below(3) {
-                        log.say(&format!("{id} {n}"));
+                        log.push_message(&format!("{id} {n}"));
                     }
                     log.save(&*store).await;
                     logs.push(log);
                 }
                 _ if logs.is_empty() => {}
                 0..6 => {
-                    let log = &mut logs[which];
-                    log.records.push(say(&*store, &log.key, &format!("{step}")).await.unwrap());
+                    let log = &mut logs[index];
+                    log.records.push(append_message(&*store, &log.key, &format!("{step}")).await.unwrap());
                 }
-                _ => store.purge(&logs.swap_remove(which).key).await.unwrap(),
+                _ => store.purge(&logs.swap_remove(index).key).await.unwrap(),
             }
             for log in &logs {
                 assert_same(&*store, log, &format!("seed {seed}, step {step}, {}", log.key)).await;
@@ -282,13 +288,13 @@ pub async fn any_tree_survives_any_purge(Fixture { store, .. }: Fixture) {
     }
 }
 
-async fn assert_same(store: &dyn Store, log: &RandomLog, place: &str) {
-    let whole = log.whole();
-    assert_eq!(whole_log(store, &log.key).await, whole, "{place}");
+async fn assert_same(store: &dyn Store, log: &RandomLog, context: &str) {
+    let full_log = log.full_log();
+    assert_eq!(read_full_log(store, &log.key).await, full_log, "{context}");
     let head = store.head(&log.key).await.unwrap().unwrap();
     let own: Vec<_> = read_all(store, &log.key).await.iter().map(|r| r.seq).collect();
-    assert_eq!(own, (head.first..=head.seq).collect::<Vec<_>>(), "{place}");
-    assert_eq!(head.first, head.parent.as_ref().map_or(1, |p| p.seq + 1), "{place}");
+    assert_eq!(own, (head.first..=head.seq).collect::<Vec<_>>(), "{context}");
+    assert_eq!(head.first, head.parent.as_ref().map_or(1, |p| p.seq + 1), "{context}");
     // Only the reference to an ancestor may have changed.
-    assert_eq!(Head { first: 1, parent: None, ..head }, head_of(&log.key, &whole), "{place}");
+    assert_eq!(Head { first: 1, parent: None, ..head }, head_of(&log.key, &full_log), "{context}");
 }

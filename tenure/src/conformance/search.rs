@@ -1,28 +1,28 @@
 //! Full-text search over the items of a namespace.
 
 use super::fixture::Fixture;
-use super::kit::{RandomLog, item, moment, session_shelf, shelf};
+use super::support::{RandomLog, item, namespace, session_namespace, timestamp};
 use crate::store::contract::Store;
 use crate::store::item::{Item, Namespace, Owner};
 use crate::types::id::{Tenant, User};
 
 fn memory() -> Namespace {
-    shelf(Owner::User(User::default()), "memory")
+    namespace(Owner::User(User::default()), "memory")
 }
 
-async fn put(store: &dyn Store, shelf: &Namespace, key: &str, text: &str) {
-    store.put(shelf, &Item { text: Some(text.to_owned()), ..item(key, 1) }, None).await.unwrap();
+async fn put(store: &dyn Store, namespace: &Namespace, key: &str, text: &str) {
+    store.put(namespace, &Item { text: Some(text.to_owned()), ..item(key, 1) }, None).await.unwrap();
 }
 
 /// The keys of the hits, best match first.
-async fn find(store: &dyn Store, shelf: &Namespace, text: &str) -> Vec<String> {
-    let hits = store.search(shelf, text, 100).await.unwrap_or_else(|e| panic!("{text:?}: {e}"));
+async fn search_ranked(store: &dyn Store, namespace: &Namespace, text: &str) -> Vec<String> {
+    let hits = store.search(namespace, text, 100).await.unwrap_or_else(|e| panic!("{text:?}: {e}"));
     hits.into_iter().map(|h| h.item.key).collect()
 }
 
 /// The keys of the hits in key order, for items that rank equally.
-async fn found(store: &dyn Store, shelf: &Namespace, text: &str) -> Vec<String> {
-    let mut keys = find(store, shelf, text).await;
+async fn search_keys(store: &dyn Store, namespace: &Namespace, text: &str) -> Vec<String> {
+    let mut keys = search_ranked(store, namespace, text).await;
     keys.sort();
     keys
 }
@@ -33,11 +33,11 @@ pub async fn items_are_found_by_a_word(Fixture { store, .. }: Fixture) {
     put(&*store, &memory(), "b", "Bob likes coffee, black").await;
     put(&*store, &memory(), "c", "nobody knows").await;
     store.put(&memory(), &Item { value: r#""tea""#.to_owned(), ..item("tea", 1) }, None).await.unwrap();
-    assert_eq!(found(&*store, &memory(), "tea").await, ["a"]);
-    assert_eq!(found(&*store, &memory(), "coffee").await, ["b"]);
-    assert_eq!(found(&*store, &memory(), "likes").await, ["a", "b"]);
-    assert_eq!(found(&*store, &memory(), "who drinks tea, or coffee?").await, ["a", "b"]);
-    assert_eq!(found(&*store, &memory(), "water").await, [""; 0]);
+    assert_eq!(search_keys(&*store, &memory(), "tea").await, ["a"]);
+    assert_eq!(search_keys(&*store, &memory(), "coffee").await, ["b"]);
+    assert_eq!(search_keys(&*store, &memory(), "likes").await, ["a", "b"]);
+    assert_eq!(search_keys(&*store, &memory(), "who drinks tea, or coffee?").await, ["a", "b"]);
+    assert_eq!(search_keys(&*store, &memory(), "water").await, [""; 0]);
     let hit = &store.search(&memory(), "tea", 9).await.unwrap()[0];
     assert_eq!(hit.item, Item { text: Some("Ada likes green tea.".to_owned()), ..item("a", 1) });
 }
@@ -50,7 +50,7 @@ pub async fn words_have_no_case(Fixture { store, .. }: Fixture) {
     for (text, want) in
         [("green", "a"), ("TEA", "a"), ("äpfel", "b"), ("ÄPFEL", "b"), ("öl", "b"), ("привет", "c"), ("Мир", "c")]
     {
-        assert_eq!(found(&*store, &memory(), text).await, [want], "{text}");
+        assert_eq!(search_keys(&*store, &memory(), text).await, [want], "{text}");
     }
 }
 
@@ -59,7 +59,7 @@ pub async fn only_whole_words_count(Fixture { store, .. }: Fixture) {
     put(&*store, &memory(), "a", "the categories of running water").await;
     for text in ["cat", "category", "run", "ning", "wat*", "water*ing"] {
         let want: &[&str] = if text == "water*ing" { &["a"] } else { &[] };
-        assert_eq!(found(&*store, &memory(), text).await, want, "{text}");
+        assert_eq!(search_keys(&*store, &memory(), text).await, want, "{text}");
     }
 }
 
@@ -86,36 +86,36 @@ pub async fn the_best_come_first(Fixture { store, .. }: Fixture) {
 }
 
 /// A search is restricted to its namespace.
-pub async fn only_the_shelf_is_searched(Fixture { store, .. }: Fixture) {
+pub async fn only_the_namespace_is_searched(Fixture { store, .. }: Fixture) {
     let mut log = RandomLog::new("s");
     log.save(&*store).await;
-    let shelves = [
+    let namespaces = [
         memory(),
         Namespace { name: "other".to_owned(), ..memory() },
         Namespace { tenant: Tenant::new("other").unwrap(), ..memory() },
-        shelf(Owner::User(User::new("bob").unwrap()), "memory"),
-        shelf(Owner::Group("default".to_owned()), "memory"),
-        shelf(Owner::Tenant, "memory"),
-        session_shelf(&log.key, "memory"),
+        namespace(Owner::User(User::new("bob").unwrap()), "memory"),
+        namespace(Owner::Group("default".to_owned()), "memory"),
+        namespace(Owner::Tenant, "memory"),
+        session_namespace(&log.key, "memory"),
     ];
-    for (n, shelf) in shelves.iter().enumerate() {
-        put(&*store, shelf, &format!("k{n}"), "a secret").await;
+    for (n, namespace) in namespaces.iter().enumerate() {
+        put(&*store, namespace, &format!("k{n}"), "a secret").await;
     }
-    for (n, shelf) in shelves.iter().enumerate() {
-        assert_eq!(found(&*store, shelf, "secret").await, [format!("k{n}")], "{shelf:?}");
+    for (n, namespace) in namespaces.iter().enumerate() {
+        assert_eq!(search_keys(&*store, namespace, "secret").await, [format!("k{n}")], "{namespace:?}");
     }
     // Items stored by a commit are indexed too.
-    let mut commit = log.say("one").commit();
+    let mut commit = log.push_message("one").commit();
     commit.items = vec![("memory".to_owned(), Item { text: Some("a surprise".to_owned()), ..item("new", 1) })];
     store.commit(&commit).await.unwrap();
-    assert_eq!(found(&*store, &shelves[6], "surprise").await, ["new"]);
+    assert_eq!(search_keys(&*store, &namespaces[6], "surprise").await, ["new"]);
 }
 
 /// Every query is valid: anything that is not a word is ignored.
 pub async fn no_text_is_a_syntax_error(Fixture { store, .. }: Fixture) {
     put(&*store, &memory(), "a", "an apple a day").await;
     put(&*store, &memory(), "b", "something else").await;
-    let odd = [
+    let without_words = [
         "\"",
         "'",
         "*",
@@ -164,63 +164,63 @@ pub async fn no_text_is_a_syntax_error(Fixture { store, .. }: Fixture) {
         "\u{feff}",
         "'; drop table items; --",
     ];
-    for text in odd {
-        assert_eq!(found(&*store, &memory(), text).await, [""; 0], "{text:?}");
+    for text in without_words {
+        assert_eq!(search_keys(&*store, &memory(), text).await, [""; 0], "{text:?}");
         for text in [format!("{text} apple"), format!("apple {text}"), format!("{text} apple {text}")] {
-            assert_eq!(found(&*store, &memory(), &text).await, ["a"], "{text:?}");
+            assert_eq!(search_keys(&*store, &memory(), &text).await, ["a"], "{text:?}");
         }
     }
     for text in
         ["\"apple\"", "(apple)", "apple*", "-apple", "^apple", "apple:", "'apple'", "apple!", "!apple", "<apple>"]
     {
-        assert_eq!(found(&*store, &memory(), text).await, ["a"], "{text:?}");
+        assert_eq!(search_keys(&*store, &memory(), text).await, ["a"], "{text:?}");
     }
     let long = "word ".repeat(2000) + "apple";
-    assert_eq!(found(&*store, &memory(), &long).await, ["a"], "a long query");
+    assert_eq!(search_keys(&*store, &memory(), &long).await, ["a"], "a long query");
     put(&*store, &memory(), "c", "and or not near").await;
-    assert_eq!(found(&*store, &memory(), "NOT").await, ["c"], "a word is a word");
+    assert_eq!(search_keys(&*store, &memory(), "NOT").await, ["c"], "a word is a word");
 }
 
 /// A query without words, or a limit of 0, returns nothing.
-pub async fn nothing_is_found_for_nothing(Fixture { store, .. }: Fixture) {
-    assert_eq!(found(&*store, &memory(), "apple").await, [""; 0], "on an empty shelf");
+pub async fn an_empty_query_finds_nothing(Fixture { store, .. }: Fixture) {
+    assert_eq!(search_keys(&*store, &memory(), "apple").await, [""; 0], "in an empty namespace");
     put(&*store, &memory(), "a", "an apple").await;
     put(&*store, &memory(), "b", "").await;
     put(&*store, &memory(), "c", "?!").await;
-    assert_eq!(found(&*store, &memory(), "").await, [""; 0]);
-    assert_eq!(found(&*store, &memory(), " \t\n").await, [""; 0]);
-    assert_eq!(found(&*store, &memory(), "?!").await, [""; 0]);
+    assert_eq!(search_keys(&*store, &memory(), "").await, [""; 0]);
+    assert_eq!(search_keys(&*store, &memory(), " \t\n").await, [""; 0]);
+    assert_eq!(search_keys(&*store, &memory(), "?!").await, [""; 0]);
     assert_eq!(store.search(&memory(), "apple", 0).await.unwrap(), []);
 }
 
-/// An item that was changed, removed, evicted, expired or cleared is no longer found by its old
+/// An item that was changed, removed, evicted, expired or purged is no longer found by its old
 /// text.
-pub async fn what_is_gone_is_not_found(Fixture { store, .. }: Fixture) {
+pub async fn removed_items_are_not_found(Fixture { store, .. }: Fixture) {
     put(&*store, &memory(), "a", "first words").await;
     put(&*store, &memory(), "a", "second thoughts").await;
-    assert_eq!(found(&*store, &memory(), "first words").await, [""; 0]);
-    assert_eq!(found(&*store, &memory(), "thoughts").await, ["a"]);
+    assert_eq!(search_keys(&*store, &memory(), "first words").await, [""; 0]);
+    assert_eq!(search_keys(&*store, &memory(), "thoughts").await, ["a"]);
     store.put(&memory(), &item("a", 1), None).await.unwrap();
-    assert_eq!(found(&*store, &memory(), "thoughts").await, [""; 0], "it has no text any more");
+    assert_eq!(search_keys(&*store, &memory(), "thoughts").await, [""; 0], "the item no longer has a text");
 
     put(&*store, &memory(), "b", "remove me").await;
     assert!(store.remove(&memory(), "b").await.unwrap());
-    assert_eq!(found(&*store, &memory(), "remove").await, [""; 0]);
+    assert_eq!(search_keys(&*store, &memory(), "remove").await, [""; 0]);
 
     put(&*store, &memory(), "c", "push me out").await;
     store.put(&memory(), &item("d", 2), Some(1)).await.unwrap();
-    assert_eq!(found(&*store, &memory(), "push").await, [""; 0]);
+    assert_eq!(search_keys(&*store, &memory(), "push").await, [""; 0]);
 
-    let over = Item { text: Some("my time is over".to_owned()), expires_at: Some(moment(5)), ..item("e", 3) };
-    store.put(&memory(), &over, None).await.unwrap();
-    assert_eq!(store.expire(moment(6), 9).await.unwrap(), 1);
-    assert_eq!(found(&*store, &memory(), "time").await, [""; 0]);
+    let expiring = Item { text: Some("my time is over".to_owned()), expires_at: Some(timestamp(5)), ..item("e", 3) };
+    store.put(&memory(), &expiring, None).await.unwrap();
+    assert_eq!(store.expire(timestamp(6), 9).await.unwrap(), 1);
+    assert_eq!(search_keys(&*store, &memory(), "time").await, [""; 0]);
 
     let mut log = RandomLog::new("s");
     log.save(&*store).await;
-    let notes = session_shelf(&log.key, "memory");
+    let notes = session_namespace(&log.key, "memory");
     put(&*store, &notes, "f", "purge me").await;
     store.purge(&log.key).await.unwrap();
     RandomLog::new("s").save(&*store).await;
-    assert_eq!(found(&*store, &notes, "purge").await, [""; 0]);
+    assert_eq!(search_keys(&*store, &notes, "purge").await, [""; 0]);
 }

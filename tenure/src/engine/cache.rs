@@ -182,6 +182,6 @@ pub(crate) const CARD_BYTES: usize = size_of::<Head>() + size_of::<CacheEntry>()
 pub(crate) fn hot_sessions(bytes: usize) -> SessionCache {
     // One shard: a session may be as large as the whole budget, and the lock is held for nanoseconds.
     let options = OptionsBuilder::new().shards(1).estimated_items_capacity(4096).weight_capacity(bytes as u64).build();
-    let options = options.expect("all options are given");
+    let options = options.expect("every required cache option is set");
     Cache::with_options(options, SessionWeighter, Default::default(), Default::default())
 }

@@ -80,9 +80,10 @@ impl Engine {
     }
 
     /// A handle whose reads are scheduled fairly between principals and separately from turns.
-    pub fn browsing(&self, who: &Principal) -> Self {
-        let (inner, scheduler) = (self.shared.store.clone(), self.shared.browsing.clone());
-        let caller = ReadPurpose::Browsing(who.clone());
+    pub fn browsing(&self, principal: &Principal) -> Self {
+        let inner = self.shared.store.clone();
+        let scheduler = self.shared.browsing.clone();
+        let caller = ReadPurpose::Browsing(principal.clone());
         Self { scheduled: Some(Arc::new(ScheduledStore { inner, scheduler, caller })), ..self.clone() }
     }
 
@@ -93,8 +94,8 @@ impl Engine {
 
     /// Waits until the principal may do work as large as a read that is not part of a turn. The
     /// permit is released when dropped.
-    pub async fn browse_permit(&self, who: &Principal) -> Result<Permit> {
-        self.shared.browsing.acquire(who).await
+    pub async fn browse_permit(&self, principal: &Principal) -> Result<Permit> {
+        self.shared.browsing.acquire(principal).await
     }
 
     /// The options that the store was opened with.

@@ -28,7 +28,7 @@ pub(crate) struct SessionEndHook(pub Arc<SessionEndFn>);
 
 impl fmt::Debug for SessionEndHook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Hook")
+        f.write_str("SessionEndHook")
     }
 }
 

@@ -20,14 +20,14 @@ impl Engine {
     /// Lists sessions that match the query, most recently active first (D-029). Expired and deleted
     /// sessions are omitted unless the query asks for them. The work of one page is bounded by
     /// `max_scan`: a page may be short or empty and still have a next one.
-    pub async fn list(&self, who: &Principal, mut query: SessionQuery) -> Result<SessionPage> {
-        self.know(&who.tenant).await?;
-        self.narrow(who, &mut query)?;
+    pub async fn list(&self, principal: &Principal, mut query: SessionQuery) -> Result<SessionPage> {
+        self.know(&principal.tenant).await?;
+        self.narrow(principal, &mut query)?;
         query.limit += 1;
         let HeadPage { mut heads, stopped } = self.store().page(&query, self.limits().max_scan).await?;
         if query.offset > 0 && stopped.is_some() {
-            let why = "too many sessions would have to be looked at to leave out so many; leave it out, and page on with `cursor`";
-            return Err(Error::invalid("offset", why));
+            let reason = "`offset` would skip more sessions than one request may scan (`max_scan`); omit it and use `cursor` to get the next page";
+            return Err(Error::invalid("offset", reason));
         }
         let more = heads.len() == query.limit;
         heads.truncate(query.limit - 1);
@@ -39,24 +39,27 @@ impl Engine {
 
     /// Restricts a query to the sessions that the principal may see, and to live sessions unless it
     /// asks for others. Checks `max_offset` and `max_page`.
-    pub fn narrow(&self, who: &Principal, query: &mut SessionQuery) -> Result<()> {
-        query.whose = match (who.reach, &query.whose) {
-            (AccessScope::Own, _) => OwnerFilter::User(who.tenant.clone(), who.user.clone()),
-            (AccessScope::Tenant, OwnerFilter::User(_, user)) => OwnerFilter::User(who.tenant.clone(), user.clone()),
-            (AccessScope::Tenant, _) => OwnerFilter::Tenant(who.tenant.clone()),
+    pub fn narrow(&self, principal: &Principal, query: &mut SessionQuery) -> Result<()> {
+        query.whose = match (principal.reach, &query.whose) {
+            (AccessScope::Own, _) => OwnerFilter::User(principal.tenant.clone(), principal.user.clone()),
+            (AccessScope::Tenant, OwnerFilter::User(_, user)) => {
+                OwnerFilter::User(principal.tenant.clone(), user.clone())
+            }
+            (AccessScope::Tenant, _) => OwnerFilter::Tenant(principal.tenant.clone()),
         };
         if query.status.is_empty() {
             query.status = vec![Status::Active, Status::Paused];
         }
         if query.offset > self.limits().max_offset {
             let max = self.limits().max_offset;
-            let why = format!("`offset` is over the limit `max_offset` of {max}; page on with `cursor`");
-            return Err(Error::invalid("offset", why));
+            let reason = format!("`offset` is over the limit `max_offset` of {max}; use `cursor` to get the next page");
+            return Err(Error::invalid("offset", reason));
         }
-        let (what, max) = (format!("a page of {}", query.limit), self.limits().max_page);
-        match query.limit > max {
-            true => Err(Error::TooLarge { what, limit: "max_page", max: max as u64 }),
-            false => Ok(()),
+        let max = self.limits().max_page;
+        if query.limit > max {
+            let description = format!("a page size of {}", query.limit);
+            return Err(Error::TooLarge { what: description, limit: "max_page", max: max as u64 });
         }
+        Ok(())
     }
 }

@@ -14,28 +14,30 @@ use crate::types::policy::Window;
 pub(crate) const LONG_LOG: u64 = 1000;
 
 /// The minimum number of records that are read as the newest part of a log.
-pub(crate) const SHORT_TAIL: u64 = 64;
+pub(crate) const MIN_PARTIAL_RECORDS: u64 = 64;
 
 impl Engine {
     /// Loads the newest part of a long session (D-014). Returns `None` if a run needs more than
     /// half of the log, or if the size of the needed part cannot be estimated.
     pub(crate) async fn newest(&self, head: &Head, window: &Window) -> Result<Option<Session>> {
-        let Some(front) = &head.front else { return Ok(None) };
-        let turn = head.seq.div_ceil(head.mark.turns.max(1) as u64);
-        let by_turns = window.max_turns.map(|turns| turn.saturating_mul((turns as u64).saturating_add(3)));
-        let by_tokens = window.max_tokens.map(|_| SHORT_TAIL);
-        let by_summary = front.summary.map(|(_, upto)| head.seq.saturating_sub(upto) + 2 * turn);
-        let guess = [by_turns, by_tokens, by_summary].into_iter().flatten().min();
-        let Some(mut size) = guess.map(|size| size.max(SHORT_TAIL)) else { return Ok(None) };
-        let (mut since, mut newest) = (head.seq + 1, Vec::new());
+        let Some(prefix) = &head.front else { return Ok(None) };
+        let records_per_turn = head.seq.div_ceil(head.mark.turns.max(1) as u64);
+        let by_turns = window.max_turns.map(|turns| records_per_turn.saturating_mul((turns as u64).saturating_add(3)));
+        let by_tokens = window.max_tokens.map(|_| MIN_PARTIAL_RECORDS);
+        let by_summary = prefix.summary.map(|(_, upto)| head.seq.saturating_sub(upto) + 2 * records_per_turn);
+        let estimate = [by_turns, by_tokens, by_summary].into_iter().flatten().min();
+        let Some(mut size) = estimate.map(|size| size.max(MIN_PARTIAL_RECORDS)) else { return Ok(None) };
+        let mut since = head.seq + 1;
+        let mut newest = Vec::new();
         while size <= head.seq / 2 {
             let from = head.seq + 1 - size;
-            let mut more = self.part(head, from - 1, since - 1).await?.concat();
+            let mut more = self.read_range(head, from - 1, since - 1).await?.concat();
             more.append(&mut newest);
-            (since, newest) = (from, more);
+            since = from;
+            newest = more;
             let mut before = Vec::new();
-            for (first, last) in front.places(since) {
-                before.extend(self.part(head, first - 1, last).await?.concat());
+            for (first, last) in prefix.places(since) {
+                before.extend(self.read_range(head, first - 1, last).await?.concat());
             }
             if let Some(session) = Session::tail(head.clone(), &before, &newest, window) {
                 return Ok(Some(session));
@@ -71,13 +73,15 @@ impl Engine {
     /// may make it fail.
     pub async fn lineage(&self, head: &Head) -> Result<Vec<Vec<Record>>> {
         let mut parts = Vec::new();
-        let (mut current, mut upto) = (head.clone(), head.seq);
+        let mut current = head.clone();
+        let mut upto = head.seq;
         loop {
             parts.push(self.own_records(&current, current.first - 1, upto).await?);
             let Some(parent) = &current.parent else { break };
             let key = SessionKey { tenant: head.tenant.clone(), session: parent.session.clone() };
             upto = upto.min(parent.seq);
-            let missing = || Error::corrupt(format!("session {}", head.key()), format!("its parent {key} is missing"));
+            let missing =
+                || Error::corrupt(format!("session {}", head.key()), format!("the parent session {key} is missing"));
             current = self.store().head(&key).await?.ok_or_else(missing)?;
         }
         Ok(parts.into_iter().rev().flatten().collect())
@@ -87,15 +91,15 @@ impl Engine {
     /// halves, because reading is bound by CPU work, not by waiting (D-011).
     pub(crate) async fn own_records(&self, head: &Head, after: u64, upto: u64) -> Result<Vec<Vec<Record>>> {
         if upto.saturating_sub(after) < LONG_LOG {
-            return self.part(head, after, upto).await;
+            return self.read_range(head, after, upto).await;
         }
         let middle = after + (upto - after) / 2;
-        let halves = tokio::try_join!(self.part(head, after, middle), self.part(head, middle, upto));
+        let halves = tokio::try_join!(self.read_range(head, after, middle), self.read_range(head, middle, upto));
         halves.map(|(older, newer)| older.into_iter().chain(newer).collect())
     }
 
     /// Reads the records after `after` up to `upto` of a session's own log, in pages.
-    pub async fn part(&self, head: &Head, after: u64, upto: u64) -> Result<Vec<Vec<Record>>> {
+    pub async fn read_range(&self, head: &Head, after: u64, upto: u64) -> Result<Vec<Vec<Record>>> {
         let key = head.key();
         let mut pages = Vec::new();
         let mut last = after;
@@ -111,13 +115,14 @@ impl Engine {
     /// The error for a record that is missing although a head promises it. Either the session was
     /// purged, or purged and created again, since the head was read; otherwise the log is damaged.
     pub async fn missing_record(&self, head: &Head, seq: u64) -> Error {
-        let (key, session_id) = (head.key(), head.info.session_id.clone());
+        let key = head.key();
+        let session_id = head.info.session_id.clone();
         match self.store().head(&key).await {
             Ok(None) => Error::NotFound { session_id },
             Ok(Some(now)) if now.info.created_at != head.info.created_at || now.seq < head.seq => {
                 Error::Conflict { session_id, expected: head.seq }
             }
-            Ok(Some(_)) => Error::corrupt(format!("session {key}, record {seq}"), "it is missing"),
+            Ok(Some(_)) => Error::corrupt(format!("session {key}, record {seq}"), "the record is missing"),
             Err(e) => e,
         }
     }

@@ -7,14 +7,14 @@ use std::fs;
 /// has ended and take over its runs without waiting for their leases (D-042).
 pub(crate) fn node_name() -> String {
     let random = uuid::Uuid::now_v7().simple();
-    match (place(), start_of(std::process::id())) {
-        (Some(place), Some(start)) => format!("{place}/{}/{start}/{random}", std::process::id()),
+    match (pid_scope(), process_start_time(std::process::id())) {
+        (Some(scope), Some(start)) => format!("{scope}/{}/{start}/{random}", std::process::id()),
         _ => random.to_string(),
     }
 }
 
 /// Identifies the scope in which process ids are unique: this boot of this machine, and this PID namespace.
-fn place() -> Option<String> {
+fn pid_scope() -> Option<String> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let namespace = fs::read_link("/proc/self/ns/pid").ok()?;
     let digits: String = namespace.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
@@ -23,7 +23,7 @@ fn place() -> Option<String> {
 
 /// The start time of a live process. Together with the process id it identifies a process, because
 /// ids are reused.
-fn start_of(process: u32) -> Option<String> {
+fn process_start_time(process: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The command name in parentheses may contain any characters. The start time is field 22, the
     // 20th after it.
@@ -38,7 +38,7 @@ pub(crate) fn is_gone(node: &str) -> bool {
     let mut parts = node.split('/');
     let (Some(there), Some(process), Some(start)) = (parts.next(), parts.next(), parts.next()) else { return false };
     let Ok(process) = process.parse() else { return false };
-    place().is_some_and(|here| here == there) && start_of(process).is_none_or(|now| now != start)
+    pid_scope().is_some_and(|here| here == there) && process_start_time(process).is_none_or(|now| now != start)
 }
 
 #[cfg(test)]
@@ -46,11 +46,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_that_lives_is_not_gone_and_one_whose_process_ended_is() {
+    fn a_live_node_is_not_gone_and_one_whose_process_ended_is() {
         let node = node_name();
         assert!(!is_gone(&node));
-        if let Some(place) = place() {
-            assert!(is_gone(&format!("{place}/{}/1/x", std::process::id())), "the id was used again");
+        if let Some(scope) = pid_scope() {
+            assert!(is_gone(&format!("{scope}/{}/1/x", std::process::id())), "the id was used again");
             assert!(!is_gone(&format!("elsewhere/{}/1/x", std::process::id())));
         }
         assert!(!is_gone("just-a-name"));
@@ -58,12 +58,12 @@ mod tests {
 
     /// A killed process stays in the process table until its parent reaps it, which may take some time.
     #[test]
-    fn a_node_whose_process_is_dead_and_not_buried_is_gone() {
+    fn a_node_whose_process_is_a_zombie_is_gone() {
         use std::process::{Command, Stdio};
-        let Some(place) = place() else { return };
+        let Some(scope) = pid_scope() else { return };
         let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-        let start = start_of(child.id()).unwrap();
-        let node = format!("{place}/{}/{start}/x", child.id());
+        let start = process_start_time(child.id()).unwrap();
+        let node = format!("{scope}/{}/{start}/x", child.id());
         assert!(!is_gone(&node));
         drop(child.stdin.take());
         let waited = (0..500).find(|_| {

@@ -10,16 +10,16 @@ use tokio::sync::broadcast::error::RecvError;
 impl Engine {
     /// Waits until a session may have changed after the record `seen`. It may also return without a
     /// change, so callers check again.
-    pub async fn changed(&self, who: &Principal, id: &SessionId, seen: Seq) -> Result<()> {
-        let watch = self.watch(&who.key(id));
-        let told = watch.changes.any.notified();
-        tokio::pin!(told);
-        told.as_mut().enable();
-        if self.head(who, id).await?.seq > seen {
+    pub async fn changed(&self, principal: &Principal, id: &SessionId, seen: Seq) -> Result<()> {
+        let subscription = self.watch(&principal.key(id));
+        let notified = subscription.changes.any.notified();
+        tokio::pin!(notified);
+        notified.as_mut().enable();
+        if self.head(principal, id).await?.seq > seen {
             return Ok(());
         }
-        let look = if self.is_told() { LOOK_ANYWAY } else { LOOK };
-        let _ = tokio::time::timeout(look, told).await;
+        let poll_interval = if self.spawn_listener_once() { LOOK_ANYWAY } else { LOOK };
+        let _ = tokio::time::timeout(poll_interval, notified).await;
         Ok(())
     }
 
@@ -32,27 +32,27 @@ impl Engine {
 
     /// Registers a waiter for changes of one session. Dropping it unregisters it.
     pub(crate) fn watch(&self, key: &SessionKey) -> Subscription<'_> {
-        self.is_told();
+        self.spawn_listener_once();
         let watchers = self.watchers();
-        let changes = {
-            let mut all = watchers.lock();
-            let (waiting, changes) = all.entry(key.clone()).or_default();
-            *waiting += 1;
-            changes.clone()
+        let signal = {
+            let mut sessions = watchers.lock();
+            let (subscribers, signal) = sessions.entry(key.clone()).or_default();
+            *subscribers += 1;
+            signal.clone()
         };
-        Subscription { watchers, key: key.clone(), changes }
+        Subscription { watchers, key: key.clone(), changes: signal }
     }
 
     /// Returns true if the store delivers change notifications of other processes. The first call
     /// starts the task that forwards them to local waiters.
-    #[expect(clippy::disallowed_methods, reason = "it ends with the house, and nothing waits for it")]
-    pub fn is_told(&self) -> bool {
+    #[expect(clippy::disallowed_methods, reason = "the task ends when the engine is dropped, and nothing awaits it")]
+    pub fn spawn_listener_once(&self) -> bool {
         *self.watchers().told.get_or_init(|| {
-            let Some(mut news) = self.store().hear() else { return false };
+            let Some(mut notifications) = self.store().hear() else { return false };
             let state = self.downgrade();
             tokio::spawn(async move {
                 loop {
-                    let key = match news.recv().await {
+                    let key = match notifications.recv().await {
                         Ok(key) => key,
                         Err(RecvError::Lagged(_)) => None,
                         Err(RecvError::Closed) => return,

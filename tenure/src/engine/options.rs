@@ -30,8 +30,15 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        let (policy, limits, clock, redaction, embedder) = Default::default();
-        let (cache_bytes, vector_bytes) = (256 << 20, 64 << 20);
-        Self { policy, max_sessions: 0, limits, cache_bytes, vector_bytes, clock, embedder, redaction }
+        Self {
+            policy: Policy::default(),
+            max_sessions: 0,
+            limits: Limits::default(),
+            cache_bytes: 256 << 20,
+            vector_bytes: 64 << 20,
+            clock: Clock::default(),
+            embedder: None,
+            redaction: Redaction::default(),
+        }
     }
 }

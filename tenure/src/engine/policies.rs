@@ -12,35 +12,35 @@ use std::time::Duration;
 
 impl Engine {
     /// Finds an assistant by its name. Declared assistants take precedence over the tenant's own.
-    pub async fn assistant(&self, who: &Principal, name: &str) -> Result<Option<Arc<Assistant>>> {
-        self.know(&who.tenant).await?;
-        Ok(self.assistants_known().find(&who.tenant, name))
+    pub async fn assistant(&self, principal: &Principal, name: &str) -> Result<Option<Arc<Assistant>>> {
+        self.know(&principal.tenant).await?;
+        Ok(self.assistants_known().find(&principal.tenant, name))
     }
 
     /// Lists all assistants by name: the declared ones and the tenant's own, read from the store.
-    pub async fn assistants(&self, who: &Principal) -> Result<Vec<Arc<Assistant>>> {
-        self.read_assistants(&who.tenant).await?;
-        let known = self.assistants_known();
-        let own = known.own.read().unwrap_or_else(|e| e.into_inner());
-        let mut all = own.get(&who.tenant).map(|o| o.by_name.clone()).unwrap_or_default();
-        all.extend(known.declared.read().unwrap_or_else(|e| e.into_inner()).clone());
+    pub async fn assistants(&self, principal: &Principal) -> Result<Vec<Arc<Assistant>>> {
+        self.read_assistants(&principal.tenant).await?;
+        let registry = self.assistants_known();
+        let own = registry.own.read().unwrap_or_else(|e| e.into_inner());
+        let mut all = own.get(&principal.tenant).map(|o| o.by_name.clone()).unwrap_or_default();
+        all.extend(registry.declared.read().unwrap_or_else(|e| e.into_inner()).clone());
         Ok(all.into_values().collect())
     }
 
     /// The policy for the sessions of an assistant, or of no assistant. A tenant's own assistants
     /// are only considered once they have been read from the store.
     pub fn policy(&self, tenant: &Tenant, assistant: Option<&str>) -> Policy {
-        let house = self.default_policy();
+        let default = self.default_policy();
         let assistant = assistant.and_then(|name| self.assistants_known().find(tenant, name));
-        assistant.map_or_else(|| house.clone(), |a| a.policy(house))
+        assistant.map_or_else(|| default.clone(), |a| a.policy(default))
     }
 
     /// The shortest time to live of any session, as far as assistants are cached. It determines how
     /// often a sweep is useful.
     pub fn shortest_ttl(&self) -> Option<Duration> {
-        let known = self.assistants_known();
-        let declared = known.declared.read().unwrap_or_else(|e| e.into_inner());
-        let own = known.own.read().unwrap_or_else(|e| e.into_inner());
+        let registry = self.assistants_known();
+        let declared = registry.declared.read().unwrap_or_else(|e| e.into_inner());
+        let own = registry.own.read().unwrap_or_else(|e| e.into_inner());
         let all = declared.values().chain(own.values().flat_map(|o| o.by_name.values()));
         let ttls = all.filter_map(|a| a.sessions.ttl?.duration());
         ttls.chain(self.default_policy().ttl).min()
@@ -49,23 +49,25 @@ impl Engine {
     /// Ensures that the cached assistants of a tenant are fresh. Every operation whose result
     /// depends on a policy calls it first (D-056).
     pub(crate) async fn know(&self, tenant: &Tenant) -> Result<()> {
-        match self.assistants_known().is_fresh(tenant, self.now()) {
-            true => Ok(()),
-            false => self.read_assistants(tenant).await,
+        if self.assistants_known().is_fresh(tenant, self.now()) {
+            return Ok(());
         }
+        self.read_assistants(tenant).await
     }
 
     /// Reads the assistants of a tenant from the store into the cache.
     pub async fn read_assistants(&self, tenant: &Tenant) -> Result<()> {
-        let (shelf, read_at) = (shelf(tenant), self.now());
-        let (mut by_name, mut after) = (BTreeMap::new(), None::<String>);
+        let namespace = shelf(tenant);
+        let read_at = self.now();
+        let mut by_name = BTreeMap::new();
+        let mut after = None::<String>;
         loop {
-            let page = self.store().items(&shelf, after.as_deref(), 1000).await?;
+            let page = self.store().items(&namespace, after.as_deref(), 1000).await?;
             let Some(last) = page.last() else { break };
             after = Some(last.key.clone());
             for item in &page {
-                let place = || format!("assistant {:?} of tenant {tenant}", item.key);
-                let assistant = serde_json::from_str(&item.value).map_err(|e| Error::corrupt(place(), e))?;
+                let location = || format!("assistant {:?} of tenant {tenant}", item.key);
+                let assistant = serde_json::from_str(&item.value).map_err(|e| Error::corrupt(location(), e))?;
                 by_name.insert(item.key.clone(), Arc::new(assistant));
             }
         }

@@ -57,7 +57,7 @@ impl Quota {
     /// Checks the limits: `total` includes `more`, and only what grows is checked. Returns an error
     /// if a limit would be exceeded.
     pub(crate) fn check(&self, more: Usage, total: Usage) -> Result<()> {
-        let whose = match self.scope {
+        let owner = match self.scope {
             QuotaScope::User => "this user",
             QuotaScope::Tenant => "this tenant",
         };
@@ -65,12 +65,12 @@ impl Quota {
             ("max_sessions", "sessions", self.max_sessions, more.sessions, total.sessions),
             ("max_stored_bytes", "bytes", self.max_stored_bytes, more.bytes, total.bytes),
         ];
-        for (limit, what, max, more, total) in limits {
+        for (limit, unit, max, more, total) in limits {
             if let Some(max) = max
                 && more > 0
                 && total > max
             {
-                return Err(Error::QuotaExceeded { whose, what, limit, max, used: total - more });
+                return Err(Error::QuotaExceeded { whose: owner, what: unit, limit, max, used: total - more });
             }
         }
         Ok(())

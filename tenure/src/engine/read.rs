@@ -24,8 +24,8 @@ use tokio::sync::MutexGuard;
 impl Engine {
     /// The cache entry of a session, created if there is none.
     pub fn hot(&self, key: &SessionKey) -> Arc<CacheEntry> {
-        let fresh = || Ok::<_, std::convert::Infallible>(WeighedEntry { hot: Arc::default(), weight: CARD_BYTES });
-        match self.hot_sessions().get_or_insert_with(key, fresh) {
+        let empty = || Ok::<_, std::convert::Infallible>(WeighedEntry { hot: Arc::default(), weight: CARD_BYTES });
+        match self.hot_sessions().get_or_insert_with(key, empty) {
             Ok(slot) => slot.hot,
             Err(never) => match never {},
         }
@@ -45,22 +45,24 @@ impl Engine {
     /// session is reported as not found.
     pub(crate) async fn read<R>(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
         need: Depth,
         f: impl FnOnce(&CacheState) -> Result<R>,
     ) -> Result<R> {
-        let (key, came) = (who.key(id), moment());
-        let hot = self.hot(&key);
+        let key = principal.key(id);
+        let arrived = moment();
+        let entry = self.hot(&key);
         // Concurrently: both may have to query the store.
-        let (told, known) = tokio::join!(self.know(&key.tenant), self.fresh(&key, &hot, need, came));
-        told?;
-        let mut known = known?;
-        admit(who, id, &known.state)?;
-        self.warm_current(&key, &mut known, need).await?;
-        admit(who, id, &known.state)?;
-        let answer = f(&known.state);
-        self.reweigh(&key, &hot, known.state.weight());
+        let (assistants, cached) =
+            tokio::join!(self.know(&key.tenant), self.lock_refreshed(&key, &entry, need, arrived));
+        assistants?;
+        let mut cached = cached?;
+        admit(principal, id, &cached.state)?;
+        self.warm_current(&key, &mut cached, need).await?;
+        admit(principal, id, &cached.state)?;
+        let answer = f(&cached.state);
+        self.reweigh(&key, &entry, cached.state.weight());
         answer
     }
 
@@ -69,107 +71,108 @@ impl Engine {
     /// lease, whose next commit would detect a concurrent write (D-055).
     pub(crate) async fn read_known<R>(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
         need: Depth,
         f: impl FnOnce(&CacheState) -> Result<R>,
     ) -> Result<R> {
-        let hot = self.hot(&who.key(id));
-        let known = hot.known.lock().await;
-        if self.suffices(&known.state, need) {
-            self.count_found(&known.state, need);
-            admit(who, id, &known.state)?;
-            return f(&known.state);
+        let entry = self.hot(&principal.key(id));
+        let cached = entry.known.lock().await;
+        if self.suffices(&cached.state, need) {
+            self.count_found(&cached.state, need);
+            admit(principal, id, &cached.state)?;
+            return f(&cached.state);
         }
-        drop(known);
-        self.read(who, id, need, f).await
+        drop(cached);
+        self.read(principal, id, need, f).await
     }
 
     /// Locks the cached state of a session, refreshed if necessary so that it includes everything
-    /// acknowledged before the logical time `came` (D-012).
-    pub async fn fresh<'a>(
+    /// acknowledged before the logical time `arrived` (D-012).
+    pub async fn lock_refreshed<'a>(
         &self,
         key: &SessionKey,
-        hot: &'a CacheEntry,
+        entry: &'a CacheEntry,
         need: Depth,
-        came: u64,
+        arrived: u64,
     ) -> Result<MutexGuard<'a, CachedState>> {
-        let mut known = hot.known.lock().await;
-        self.count_found(&known.state, need);
-        if known.as_of <= came || known.state.head().is_none() {
-            self.catch_up(key, &mut known).await?;
+        let mut cached = entry.known.lock().await;
+        self.count_found(&cached.state, need);
+        if cached.as_of <= arrived || cached.state.head().is_none() {
+            self.catch_up(key, &mut cached).await?;
         }
-        Ok(known)
+        Ok(cached)
     }
 
     /// Refreshes the cached state from the store: the head, and the records that were appended since.
-    pub async fn catch_up(&self, key: &SessionKey, known: &mut CachedState) -> Result<()> {
-        let began = moment();
+    pub async fn catch_up(&self, key: &SessionKey, cached: &mut CachedState) -> Result<()> {
+        let generation = moment();
         // A session in use is also cached in the store, so this check needs no other thread to wake up.
-        let head = match known.state.card().and_then(|card| self.store().glance(key, card)).transpose()? {
+        let head = match cached.state.card().and_then(|head_json| self.store().glance(key, head_json)).transpose()? {
             Some(HeadCheck::Same) => {
-                known.as_of = began;
+                cached.as_of = generation;
                 return Ok(());
             }
             Some(HeadCheck::Now(head)) => head.map(|head| *head),
             None => self.store().head(key).await?,
         };
         let Some(head) = head else {
-            known.state = CacheState::Cold;
+            cached.state = CacheState::Cold;
             self.forget(key);
             return Err(Error::NotFound { session_id: key.session.clone() });
         };
-        known.state = self.follow_up(std::mem::take(&mut known.state), head).await?;
-        known.as_of = began;
+        cached.state = self.apply_newer(std::mem::take(&mut cached.state), head).await?;
+        cached.as_of = generation;
         Ok(())
     }
 
     /// Loads as much of a session as a step must see. If another node purged the session and
-    /// created it again during the read, the read is retried (at most [`MAX_MOVES`] times).
-    pub async fn warm_current(&self, key: &SessionKey, known: &mut CachedState, need: Depth) -> Result<()> {
-        for _ in 0..MAX_MOVES {
-            match self.warm(key, &mut known.state, need).await {
+    /// created it again during the read, the read is retried (at most [`MAX_LOAD_RETRIES`] times).
+    pub async fn warm_current(&self, key: &SessionKey, cached: &mut CachedState, need: Depth) -> Result<()> {
+        for _ in 0..MAX_LOAD_RETRIES {
+            match self.load_to_depth(key, &mut cached.state, need).await {
                 Err(Error::Conflict { .. }) => {
-                    known.state = CacheState::Cold;
-                    self.catch_up(key, known).await?;
+                    cached.state = CacheState::Cold;
+                    self.catch_up(key, cached).await?;
                 }
                 other => return other,
             }
         }
-        self.warm(key, &mut known.state, need).await
+        self.load_to_depth(key, &mut cached.state, need).await
     }
 
     /// Applies the records that were appended since to the cached state. Returns only the new head
     /// if the cached session is a different one or cannot be continued. The hash over the log
     /// detects whether the cached records are in the store at all: a database that lost its last
     /// commits may have grown to the same length, or beyond it, with other records (D-007).
-    pub async fn follow_up(&self, mut state: CacheState, head: Head) -> Result<CacheState> {
-        let (CacheState::Tail(known, _) | CacheState::Whole(known)) = &state else {
+    pub async fn apply_newer(&self, mut state: CacheState, head: Head) -> Result<CacheState> {
+        let (CacheState::Tail(cached, _) | CacheState::Whole(cached)) = &state else {
             return Ok(CacheState::Head(Box::new(head)));
         };
         // Only records of the session's own log may be missing, not records of an ancestor.
-        let same = known.info.created_at == head.info.created_at
-            && known.origin == head.origin
-            && known.seq <= head.seq
-            && known.seq >= head.first;
+        let same = cached.info.created_at == head.info.created_at
+            && cached.origin == head.origin
+            && cached.seq <= head.seq
+            && cached.seq >= head.first;
         if !same {
             return Ok(CacheState::Head(Box::new(head)));
         }
-        if *known.head() == head {
+        if *cached.head() == head {
             return Ok(state);
         }
-        let pages = match known.seq < head.seq {
-            true => match self.own_records(&head, known.seq, head.seq).await {
+        let pages = if cached.seq < head.seq {
+            match self.own_records(&head, cached.seq, head.seq).await {
                 // The session was purged and created again.
                 Err(Error::Conflict { .. }) => return Ok(CacheState::Head(Box::new(head))),
                 pages => pages?,
-            },
-            false => Vec::new(),
+            }
+        } else {
+            Vec::new()
         };
-        let hash = known.log.map(|log| pages.iter().flatten().fold(log, |log, record| log.then(record)));
+        let hash = cached.log.map(|log| pages.iter().flatten().fold(log, |log, record| log.then(record)));
         if hash != head.log {
-            tracing::warn!(session_id = %head.info.session_id, known = known.seq, stored = head.seq,
-                "the store has another log than this node remembers; it was loaded again");
+            tracing::warn!(session_id = %head.info.session_id, known = cached.seq, stored = head.seq,
+                "the log in the store differs from the cached one; the session was reloaded");
             return Ok(CacheState::Head(Box::new(head)));
         }
         // These entries refer to records that may not be in the partial session.
@@ -200,7 +203,7 @@ impl Engine {
     }
 
     /// Loads as much of a session as `need` says, unless it is cached.
-    pub async fn warm(&self, key: &SessionKey, state: &mut CacheState, need: Depth) -> Result<()> {
+    pub async fn load_to_depth(&self, key: &SessionKey, state: &mut CacheState, need: Depth) -> Result<()> {
         if self.suffices(state, need) {
             return Ok(());
         }
@@ -217,17 +220,17 @@ impl Engine {
 
     /// Counts a cache hit or miss for `need`.
     pub fn count_found(&self, state: &CacheState, need: Depth) {
-        let found = if self.suffices(state, need) { "hit" } else { "miss" };
-        metrics::counter!("tenure_hot_sessions_total", "found" => found).increment(1);
+        let outcome = if self.suffices(state, need) { "hit" } else { "miss" };
+        metrics::counter!("tenure_hot_sessions_total", "found" => outcome).increment(1);
     }
 
     /// Updates the weight of a session in the cache when it grew by more than an eighth or shrank
     /// to less than half.
-    pub fn reweigh(&self, key: &SessionKey, hot: &Arc<CacheEntry>, now: usize) {
-        let known = hot.weight.load(Ordering::Relaxed);
-        if now > known + known / 8 || now < known / 2 {
-            hot.weight.store(now, Ordering::Relaxed);
-            self.hot_sessions().insert(key.clone(), WeighedEntry { hot: hot.clone(), weight: now });
+    pub fn reweigh(&self, key: &SessionKey, entry: &Arc<CacheEntry>, weight: usize) {
+        let reported = entry.weight.load(Ordering::Relaxed);
+        if weight > reported + reported / 8 || weight < reported / 2 {
+            entry.weight.store(weight, Ordering::Relaxed);
+            self.hot_sessions().insert(key.clone(), WeighedEntry { hot: entry.clone(), weight });
         }
     }
 
@@ -257,10 +260,10 @@ impl Engine {
 
     /// Reads the head of a session from the store, whatever its status. Another user's session is
     /// reported as not found.
-    pub async fn head(&self, who: &Principal, id: &SessionId) -> Result<Head> {
-        let head = self.store().head(&who.key(id)).await?;
+    pub async fn head(&self, principal: &Principal, id: &SessionId) -> Result<Head> {
+        let head = self.store().head(&principal.key(id)).await?;
         match head {
-            Some(head) if who.reach == AccessScope::Tenant || head.user == who.user => Ok(head),
+            Some(head) if principal.reach == AccessScope::Tenant || head.user == principal.user => Ok(head),
             _ => Err(Error::NotFound { session_id: id.clone() }),
         }
     }
@@ -268,8 +271,8 @@ impl Engine {
     /// Replaces blob references by the media, in all messages.
     pub(crate) async fn attach(&self, mut session: Session) -> Result<Session> {
         let tenant = session.tenant.clone();
-        for said in session.messages.iter_mut().filter(|m| !m.message.cuts().is_empty()) {
-            said.message = self.attach_message(&tenant, &said.message).await?;
+        for stored in session.messages.iter_mut().filter(|m| !m.message.cuts().is_empty()) {
+            stored.message = self.attach_message(&tenant, &stored.message).await?;
         }
         Ok(session)
     }
@@ -277,9 +280,9 @@ impl Engine {
     /// Replaces blob references by the media, in one message.
     pub(crate) async fn attach_message(&self, tenant: &crate::types::id::Tenant, message: &Message) -> Result<Message> {
         let mut blobs = HashMap::new();
-        for cut in message.cuts() {
-            if let Some(bytes) = self.store().blob(tenant, &cut.id).await? {
-                blobs.insert(cut.id, bytes);
+        for blob_ref in message.cuts() {
+            if let Some(bytes) = self.store().blob(tenant, &blob_ref.id).await? {
+                blobs.insert(blob_ref.id, bytes);
             }
         }
         message.attach(|id| blobs.get(id).cloned())
@@ -287,17 +290,17 @@ impl Engine {
 
     /// Reads the head of a session that is active or paused. An expired or deleted session is
     /// [`crate::Error::Gone`].
-    pub async fn live(&self, who: &Principal, id: &SessionId) -> Result<Head> {
-        self.know(&who.tenant).await?;
-        let head = self.head(who, id).await?;
+    pub async fn live(&self, principal: &Principal, id: &SessionId) -> Result<Head> {
+        self.know(&principal.tenant).await?;
+        let head = self.head(principal, id).await?;
         self.check_live(&head)?;
         Ok(head)
     }
 
     /// Returns a shared reference to the current session, with blob references in place of media.
     /// Holding it does not block writers.
-    pub(crate) async fn shared(&self, who: &Principal, id: &SessionId) -> Result<Arc<CachedSession>> {
-        self.read(who, id, Depth::Session, |state| match state {
+    pub(crate) async fn shared(&self, principal: &Principal, id: &SessionId) -> Result<Arc<CachedSession>> {
+        self.read(principal, id, Depth::Session, |state| match state {
             CacheState::Whole(session) => self.check_live(session).map(|()| session.clone()),
             _ => Err(Error::NotFound { session_id: id.clone() }),
         })
@@ -306,13 +309,16 @@ impl Engine {
 }
 
 /// The number of times a read is retried because another node purged and created the session again during it.
-pub(crate) const MAX_MOVES: usize = 3;
+pub(crate) const MAX_LOAD_RETRIES: usize = 3;
 
 /// Checks that a principal may access a session. Another user's session is reported as not found,
 /// so that its existence is not revealed.
-pub(crate) fn admit(who: &Principal, id: &SessionId, state: &CacheState) -> Result<()> {
+pub(crate) fn admit(principal: &Principal, id: &SessionId, state: &CacheState) -> Result<()> {
     match state.head() {
-        Some(head) if head.tenant == who.tenant && (who.reach == AccessScope::Tenant || head.user == who.user) => {
+        Some(head)
+            if head.tenant == principal.tenant
+                && (principal.reach == AccessScope::Tenant || head.user == principal.user) =>
+        {
             Ok(())
         }
         _ => Err(Error::NotFound { session_id: id.clone() }),

@@ -95,26 +95,30 @@ impl Scheduler {
 
     /// Waits until this principal may make a call. It is an error if too many calls of the
     /// principal are waiting already.
-    pub async fn acquire(self: &Arc<Self>, who: &Principal) -> Result<Permit> {
+    pub async fn acquire(self: &Arc<Self>, principal: &Principal) -> Result<Permit> {
         let waiting = {
             let mut state = self.state();
-            let lane = state.tenants.entry(who.tenant.clone()).or_default();
-            let queue = lane.users.entry(who.user.clone()).or_default();
+            let lane = state.tenants.entry(principal.tenant.clone()).or_default();
+            let queue = lane.users.entry(principal.user.clone()).or_default();
             if queue.waiting.len() >= self.bounds.waiting {
-                let what = format!("the number of reads that wait for user {}", who.user);
-                return Err(Error::TooLarge { what, limit: "max_waiting_reads", max: self.bounds.waiting as u64 });
+                let description = format!("the number of waiting reads of user {}", principal.user);
+                return Err(Error::TooLarge {
+                    what: description,
+                    limit: "max_waiting_reads",
+                    max: self.bounds.waiting as u64,
+                });
             }
             let (grant, granted) = oneshot::channel();
             queue.waiting.push_back(grant);
             if queue.waiting.len() == 1 {
-                lane.ring.push_back(who.user.clone());
+                lane.ring.push_back(principal.user.clone());
             }
-            if !state.ring.contains(&who.tenant) {
-                state.ring.push_back(who.tenant.clone());
+            if !state.ring.contains(&principal.tenant) {
+                state.ring.push_back(principal.tenant.clone());
             }
             let grants = self.grant(&mut state);
             drop(state);
-            hand_out(grants);
+            send_permits(grants);
             granted
         };
         waiting.await.map_err(Error::unavailable)
@@ -137,7 +141,7 @@ impl Scheduler {
         }
         let grants = self.grant(&mut state);
         drop(state);
-        hand_out(grants);
+        send_permits(grants);
     }
 
     /// Removes the calls that may run now from the queues, tenant by tenant and user by user.
@@ -148,11 +152,8 @@ impl Scheduler {
         while state.running < self.bounds.total && refusals < state.ring.len() {
             let Some(tenant) = state.ring.pop_front() else { break };
             let Some(lane) = state.tenants.get_mut(&tenant) else { continue };
-            let next = match lane.running < self.bounds.per_tenant {
-                true => lane.next(self.bounds.per_principal),
-                false => None,
-            };
-            let waits = !lane.ring.is_empty();
+            let next = if lane.running < self.bounds.per_tenant { lane.next(self.bounds.per_principal) } else { None };
+            let has_waiting = !lane.ring.is_empty();
             match next {
                 Some((user, grant)) => {
                     lane.running += 1;
@@ -162,7 +163,7 @@ impl Scheduler {
                 }
                 None => refusals += 1,
             }
-            if waits {
+            if has_waiting {
                 state.ring.push_back(tenant);
             }
         }
@@ -196,7 +197,7 @@ impl Lane {
 
 /// Sends the permits to the waiting calls. Must be called without the lock: the permit of a
 /// cancelled call is dropped here, which takes the lock.
-fn hand_out(grants: Vec<(oneshot::Sender<Permit>, Permit)>) {
+fn send_permits(grants: Vec<(oneshot::Sender<Permit>, Permit)>) {
     for (grant, permit) in grants {
         drop(grant.send(permit));
     }
@@ -207,20 +208,21 @@ mod tests {
     use super::*;
     use std::task::{Context, Poll, Waker};
 
-    fn who(tenant: &str, user: &str) -> Principal {
+    fn principal(tenant: &str, user: &str) -> Principal {
         Principal::new(tenant, user).unwrap()
     }
 
     /// A call that was polled once: it runs or it waits.
     enum Call {
-        Runs(#[expect(dead_code, reason = "it is held until it is dropped")] Permit),
+        Runs(#[expect(dead_code, reason = "the permit is held until the call is dropped")] Permit),
         Waits(std::pin::Pin<Box<dyn Future<Output = Result<Permit>> + Send>>),
     }
 
-    fn call(scheduler: &Arc<Scheduler>, who: &Principal) -> Call {
-        let (scheduler, who) = (scheduler.clone(), who.clone());
+    fn call(scheduler: &Arc<Scheduler>, principal: &Principal) -> Call {
+        let scheduler = scheduler.clone();
+        let principal = principal.clone();
         let mut call: std::pin::Pin<Box<dyn Future<Output = _> + Send>> =
-            Box::pin(async move { scheduler.acquire(&who).await });
+            Box::pin(async move { scheduler.acquire(&principal).await });
         match call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(permit) => Call::Runs(permit.unwrap()),
             Poll::Pending => Call::Waits(call),
@@ -246,43 +248,47 @@ mod tests {
     const BOUNDS: Bounds = Bounds { total: 6, per_tenant: 4, per_principal: 2, waiting: 3 };
 
     #[test]
-    fn a_principal_has_no_more_calls_than_its_bound_and_others_go_on() {
+    fn a_principal_has_no_more_calls_than_its_bound_and_others_proceed() {
         let scheduler = Scheduler::new(BOUNDS);
-        let (mallory, eve) = (who("a", "mallory"), who("a", "eve"));
+        let (mallory, eve) = (principal("a", "mallory"), principal("a", "eve"));
         let mut calls: Vec<_> = (0..5).map(|_| ("mallory", call(&scheduler, &mallory))).collect();
         calls.extend((0..3).map(|_| ("eve", call(&scheduler, &eve))));
-        calls.push(("third", call(&scheduler, &who("a", "third"))));
+        calls.push(("third", call(&scheduler, &principal("a", "third"))));
         assert_eq!(settle(&mut calls), ["mallory", "mallory", "eve", "eve"], "two each, four of the tenant");
-        calls.extend((0..3).map(|_| ("other", call(&scheduler, &who("b", "bob")))));
+        calls.extend((0..3).map(|_| ("other", call(&scheduler, &principal("b", "bob")))));
         assert_eq!(settle(&mut calls)[4..], ["other", "other"], "another tenant does not wait");
-        assert!(matches!(call(&scheduler, &who("c", "c")), Call::Waits(_)), "six in all");
+        assert!(matches!(call(&scheduler, &principal("c", "c")), Call::Waits(_)), "six in all");
     }
 
     #[test]
-    fn who_waits_is_served_round_robin() {
+    fn waiting_calls_are_served_round_robin() {
         let scheduler = Scheduler::new(Bounds { total: 1, per_tenant: 1, per_principal: 1, waiting: 9 });
-        let mut calls: Vec<_> = (0..4).map(|_| ("mallory", call(&scheduler, &who("a", "mallory")))).collect();
-        calls.push(("eve", call(&scheduler, &who("a", "eve"))));
-        calls.push(("bob", call(&scheduler, &who("b", "bob"))));
+        let mut calls: Vec<_> = (0..4).map(|_| ("mallory", call(&scheduler, &principal("a", "mallory")))).collect();
+        calls.push(("eve", call(&scheduler, &principal("a", "eve"))));
+        calls.push(("bob", call(&scheduler, &principal("b", "bob"))));
         let mut order = Vec::new();
         while !calls.is_empty() {
             settle(&mut calls);
-            let at = calls.iter().position(|(_, call)| matches!(call, Call::Runs(_))).unwrap();
-            order.push(calls.remove(at).0);
+            let index = calls.iter().position(|(_, call)| matches!(call, Call::Runs(_))).unwrap();
+            order.push(calls.remove(index).0);
         }
         assert_eq!(order, ["mallory", "mallory", "bob", "eve", "mallory", "mallory"]);
-        assert!(scheduler.state().tenants.is_empty() && scheduler.state().ring.is_empty(), "nothing is left behind");
+        assert!(
+            scheduler.state().tenants.is_empty() && scheduler.state().ring.is_empty(),
+            "all queues are empty again"
+        );
     }
 
     #[test]
-    fn who_goes_away_takes_no_place() {
+    fn a_cancelled_call_uses_no_capacity() {
         let scheduler = Scheduler::new(Bounds { total: 1, per_tenant: 1, per_principal: 1, waiting: 3 });
-        let (a, b) = (who("a", "a"), who("b", "b"));
+        let (a, b) = (principal("a", "a"), principal("b", "b"));
         let first = call(&scheduler, &a);
-        let (gone, waits) = (call(&scheduler, &a), call(&scheduler, &b));
-        drop(gone);
+        let cancelled = call(&scheduler, &a);
+        let waiting = call(&scheduler, &b);
+        drop(cancelled);
         drop(first);
-        let mut calls = [("b", waits)];
+        let mut calls = [("b", waiting)];
         assert_eq!(settle(&mut calls), ["b"]);
         drop(calls);
         assert!(matches!(call(&scheduler, &a), Call::Runs(_)));
@@ -292,8 +298,8 @@ mod tests {
     #[test]
     fn too_many_waiting_calls_are_refused() {
         let scheduler = Scheduler::new(Bounds { total: 1, per_tenant: 1, per_principal: 1, waiting: 2 });
-        let _calls: Vec<_> = (0..3).map(|_| call(&scheduler, &who("a", "a"))).collect();
-        let (mallory, bob) = (who("a", "a"), who("a", "b"));
+        let _calls: Vec<_> = (0..3).map(|_| call(&scheduler, &principal("a", "a"))).collect();
+        let (mallory, bob) = (principal("a", "a"), principal("a", "b"));
         let mut one_more = Box::pin(scheduler.acquire(&mallory));
         match one_more.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(Err(Error::TooLarge { limit: "max_waiting_reads", max: 2, .. })) => {}

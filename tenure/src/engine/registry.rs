@@ -12,7 +12,7 @@ use std::sync::{Arc, RwLock};
 pub(crate) const ASSISTANTS: &str = "assistants";
 /// The time for which the cached assistants of a tenant are used. A change made by another process
 /// is seen after it at the latest.
-pub(crate) const FRESH: SignedDuration = SignedDuration::from_secs(5);
+pub(crate) const CACHE_TTL: SignedDuration = SignedDuration::from_secs(5);
 
 /// The cached assistants.
 #[derive(Debug, Default)]
@@ -46,10 +46,10 @@ impl Registry {
         own.get(tenant)?.by_name.get(name).cloned()
     }
 
-    /// Returns true if the assistants of a tenant were read within [`FRESH`].
+    /// Returns true if the assistants of a tenant were read within [`CACHE_TTL`].
     pub fn is_fresh(&self, tenant: &Tenant, now: Timestamp) -> bool {
         let own = self.own.read().unwrap_or_else(|e| e.into_inner());
-        own.get(tenant).is_some_and(|o| now.duration_since(o.read_at).abs() < FRESH)
+        own.get(tenant).is_some_and(|o| now.duration_since(o.read_at).abs() < CACHE_TTL)
     }
 }
 

@@ -40,21 +40,21 @@ pub(crate) struct ScheduledStore {
 impl ScheduledStore {
     async fn read(&self, tenant: &Tenant) -> Result<Permit> {
         match &self.caller {
-            ReadPurpose::Browsing(who) => self.scheduler.acquire(who).await,
-            ReadPurpose::Turns => self.scheduler.acquire(&of(tenant)).await,
+            ReadPurpose::Browsing(principal) => self.scheduler.acquire(principal).await,
+            ReadPurpose::Turns => self.scheduler.acquire(&tenant_principal(tenant)).await,
         }
     }
 
     async fn write(&self, tenant: &Tenant) -> Result<Option<Permit>> {
         match &self.caller {
             ReadPurpose::Browsing(_) => Ok(None),
-            ReadPurpose::Turns => Ok(Some(self.scheduler.acquire(&of(tenant)).await?)),
+            ReadPurpose::Turns => Ok(Some(self.scheduler.acquire(&tenant_principal(tenant)).await?)),
         }
     }
 
     /// Admits a query over heads. `None` means that the query is not scheduled.
-    async fn read_of(&self, whose: &OwnerFilter) -> Result<Option<Permit>> {
-        match whose {
+    async fn read_filtered(&self, owner_filter: &OwnerFilter) -> Result<Option<Permit>> {
+        match owner_filter {
             OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant) => Ok(Some(self.read(tenant).await?)),
             // Only the sweep and the takeover of runs query all tenants. They are not scheduled.
             OwnerFilter::Everyone => Ok(None),
@@ -62,7 +62,7 @@ impl ScheduledStore {
     }
 }
 
-fn of(tenant: &Tenant) -> Principal {
+fn tenant_principal(tenant: &Tenant) -> Principal {
     Principal { tenant: tenant.clone(), user: User::default(), reach: AccessScope::Own, quota: None }
 }
 
@@ -79,8 +79,8 @@ impl Store for ScheduledStore {
     }
 
     // Not scheduled: it never blocks.
-    fn glance(&self, key: &SessionKey, known: &str) -> Option<Result<HeadCheck>> {
-        self.inner.glance(key, known)
+    fn glance(&self, key: &SessionKey, cached_json: &str) -> Option<Result<HeadCheck>> {
+        self.inner.glance(key, cached_json)
     }
 
     fn tell(&self, key: &SessionKey) {
@@ -96,12 +96,12 @@ impl Store for ScheduledStore {
     }
 
     async fn heads(&self, query: &SessionQuery) -> Result<Vec<Head>> {
-        let _permit = self.read_of(&query.whose).await?;
+        let _permit = self.read_filtered(&query.whose).await?;
         self.inner.heads(query).await
     }
 
     async fn page(&self, query: &SessionQuery, max_scan: usize) -> Result<HeadPage> {
-        let _permit = self.read_of(&query.whose).await?;
+        let _permit = self.read_filtered(&query.whose).await?;
         self.inner.page(query, max_scan).await
     }
 
@@ -124,29 +124,29 @@ impl Store for ScheduledStore {
         self.inner.purge_at(key, created_at, seq).await
     }
 
-    async fn put(&self, shelf: &Namespace, item: &Item, keep: Option<usize>) -> Result<()> {
-        let _permit = self.write(&shelf.tenant).await?;
-        self.inner.put(shelf, item, keep).await
+    async fn put(&self, namespace: &Namespace, item: &Item, max_items: Option<usize>) -> Result<()> {
+        let _permit = self.write(&namespace.tenant).await?;
+        self.inner.put(namespace, item, max_items).await
     }
 
-    async fn get(&self, shelf: &Namespace, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
-        let _permit = self.read(&shelf.tenant).await?;
-        self.inner.get(shelf, key, used).await
+    async fn get(&self, namespace: &Namespace, key: &str, used_at: Option<Timestamp>) -> Result<Option<Item>> {
+        let _permit = self.read(&namespace.tenant).await?;
+        self.inner.get(namespace, key, used_at).await
     }
 
-    async fn items(&self, shelf: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
-        let _permit = self.read(&shelf.tenant).await?;
-        self.inner.items(shelf, after, limit).await
+    async fn items(&self, namespace: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
+        let _permit = self.read(&namespace.tenant).await?;
+        self.inner.items(namespace, after, limit).await
     }
 
-    async fn remove(&self, shelf: &Namespace, key: &str) -> Result<bool> {
-        let _permit = self.write(&shelf.tenant).await?;
-        self.inner.remove(shelf, key).await
+    async fn remove(&self, namespace: &Namespace, key: &str) -> Result<bool> {
+        let _permit = self.write(&namespace.tenant).await?;
+        self.inner.remove(namespace, key).await
     }
 
-    async fn search(&self, shelf: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
-        let _permit = self.read(&shelf.tenant).await?;
-        self.inner.search(shelf, text, limit).await
+    async fn search(&self, namespace: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
+        let _permit = self.read(&namespace.tenant).await?;
+        self.inner.search(namespace, text, limit).await
     }
 
     async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {

@@ -57,7 +57,7 @@ impl Engine {
     pub(crate) fn check_live(&self, head: &Head) -> Result<()> {
         match self.status_of(head) {
             Status::Active | Status::Paused => Ok(()),
-            gone => Err(Error::Gone { session_id: head.info.session_id.clone(), status: gone.as_str() }),
+            status => Err(Error::Gone { session_id: head.info.session_id.clone(), status: status.as_str() }),
         }
     }
 
@@ -72,8 +72,8 @@ impl Engine {
     /// Validates names, metadata and size of the info of a new session.
     pub(crate) fn check_info(&self, info: &SessionCreated) -> Result<()> {
         for (param, name) in [("assistant", &info.assistant), ("thread", &info.thread), ("model", &info.model)] {
-            if let Some(why) = name.as_deref().and_then(|n| check_text(n).err()) {
-                return Err(Error::invalid(param, format!("not a valid {param}: {why}")));
+            if let Some(reason) = name.as_deref().and_then(|n| check_text(n).err()) {
+                return Err(Error::invalid(param, format!("not a valid {param}: {reason}")));
             }
         }
         check_derived(&info.metadata)?;
@@ -91,22 +91,22 @@ impl Engine {
     /// Checks a size against `max_info_bytes`.
     pub fn check_info_size(&self, bytes: usize) -> Result<()> {
         let max = self.limits().max_info_bytes;
-        match bytes > max {
-            true => Err(Error::TooLarge {
+        if bytes > max {
+            return Err(Error::TooLarge {
                 what: "title, tags and metadata".into(),
                 limit: "max_info_bytes",
                 max: max as u64,
-            }),
-            false => Ok(()),
+            });
         }
+        Ok(())
     }
 }
 
 /// Rejects metadata that contains the audit trail of decisions, even to remove it (D-065).
 pub(crate) fn check_derived(metadata: &Map<String, Value>) -> Result<()> {
     if metadata.contains_key(DECISIONS) {
-        let why = "it is derived from the decisions in the session's log and cannot be written; leave it out";
-        return Err(Error::invalid(format!("metadata.{DECISIONS}"), why));
+        let reason = "this field is derived from the decisions in the session's log and cannot be written; omit it";
+        return Err(Error::invalid(format!("metadata.{DECISIONS}"), reason));
     }
     Ok(())
 }

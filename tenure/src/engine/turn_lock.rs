@@ -38,11 +38,11 @@ struct TurnLock {
     stop: watch::Sender<Option<StopReason>>,
     /// The number of messages before the turn in progress. `None` means that the turn has not been
     /// recorded yet.
-    before: Option<usize>,
+    messages_before: Option<usize>,
     /// The run of the turn in progress. `None` means that it is not known yet.
     run: Option<RunId>,
     /// The number of requests that hold the lock or wait for it.
-    interested: usize,
+    requests: usize,
 }
 
 /// The reason why a turn is stopped.
@@ -57,7 +57,7 @@ pub(crate) enum StopReason {
 /// A turn guard: the permission to take a turn in a session. Dropping it admits the next request.
 #[derive(Debug)]
 pub(crate) struct TurnGuard {
-    gates: TurnLocks,
+    locks: TurnLocks,
     key: SessionKey,
     stop: watch::Receiver<Option<StopReason>>,
     has_waited: bool,
@@ -78,8 +78,8 @@ struct Waiter<'a>(Option<(&'a TurnLocks, &'a SessionKey)>);
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        if let Some((gates, key)) = self.0 {
-            gates.leave(key);
+        if let Some((locks, key)) = self.0 {
+            locks.release(key);
         }
     }
 }
@@ -89,22 +89,22 @@ impl TurnLocks {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    fn leave(&self, key: &SessionKey) {
-        let mut all = self.lock();
-        if let Some(gate) = all.get_mut(key) {
-            gate.interested -= 1;
-            if gate.interested == 0 {
-                all.remove(key);
+    fn release(&self, key: &SessionKey) {
+        let mut locks = self.lock();
+        if let Some(lock) = locks.get_mut(key) {
+            lock.requests -= 1;
+            if lock.requests == 0 {
+                locks.remove(key);
             }
         }
     }
 
     /// Stops the turn in progress if it belongs to this run. Returns true if it does.
     pub fn cancel(&self, key: &SessionKey, run: &RunId) -> bool {
-        let all = self.lock();
-        let gate = all.get(key).filter(|gate| gate.run.as_ref() == Some(run));
-        gate.is_some_and(|gate| {
-            gate.stop.send_replace(Some(StopReason::Cancelled));
+        let locks = self.lock();
+        let lock = locks.get(key).filter(|lock| lock.run.as_ref() == Some(run));
+        lock.is_some_and(|lock| {
+            lock.stop.send_replace(Some(StopReason::Cancelled));
             true
         })
     }
@@ -124,57 +124,59 @@ impl TurnLocks {
         queued: impl FnOnce(),
     ) -> Result<Admission> {
         let (turn, stop, has_waited) = {
-            let mut all = self.lock();
-            let gate = all.entry(key.clone()).or_insert_with(|| TurnLock {
+            let mut locks = self.lock();
+            let lock = locks.entry(key.clone()).or_insert_with(|| TurnLock {
                 turn: Arc::new(Semaphore::new(1)),
                 stop: watch::channel(None).0,
-                before: None,
+                messages_before: None,
                 run: None,
-                interested: 0,
+                requests: 0,
             });
-            let has_waited = gate.interested > 0;
+            let has_waited = lock.requests > 0;
             if has_waited {
-                match (busy, gate.before) {
+                match (busy, lock.messages_before) {
                     (OnBusy::Reject, _) => return Err(Error::Busy { session_id: key.session.clone() }),
-                    (OnBusy::Branch, Some(before)) => return Ok(Admission::Branch(before)),
-                    (OnBusy::Interrupt, _) => drop(gate.stop.send_replace(Some(StopReason::Interrupted))),
+                    (OnBusy::Branch, Some(messages_before)) => return Ok(Admission::Branch(messages_before)),
+                    (OnBusy::Interrupt, _) => drop(lock.stop.send_replace(Some(StopReason::Interrupted))),
                     _ => {}
                 }
-                if gate.interested > max {
-                    let what = format!("the queue of session {}", key.session);
-                    return Err(Error::TooLarge { what, limit: "max_queue", max: max as u64 });
+                if lock.requests > max {
+                    let description = format!("the queue of requests waiting for session {}", key.session);
+                    return Err(Error::TooLarge { what: description, limit: "max_queue", max: max as u64 });
                 }
             }
-            gate.interested += 1;
+            lock.requests += 1;
             if has_waited {
                 queued();
             }
-            (gate.turn.clone(), gate.stop.subscribe(), has_waited)
+            (lock.turn.clone(), lock.stop.subscribe(), has_waited)
         };
         let mut waiting = Waiter(Some((self, key)));
-        let permit = turn.acquire_owned().await.map_err(|_| Error::unavailable("the gate was closed"))?;
+        let permit = turn.acquire_owned().await.map_err(|_| Error::unavailable("the turn lock was closed"))?;
         waiting.0 = None;
-        if let Some(gate) = self.lock().get_mut(key) {
-            (gate.before, gate.run) = (None, None);
-            gate.stop.send_replace(None);
+        if let Some(lock) = self.lock().get_mut(key) {
+            lock.messages_before = None;
+            lock.run = None;
+            lock.stop.send_replace(None);
         }
-        Ok(Admission::Pass(TurnGuard { gates: self.clone(), key: key.clone(), stop, has_waited, _turn: permit }))
+        Ok(Admission::Pass(TurnGuard { locks: self.clone(), key: key.clone(), stop, has_waited, _turn: permit }))
     }
 }
 
 impl TurnGuard {
     /// Records the number of messages before this turn, for requests that branch off, and the run
     /// of the turn.
-    pub fn began(&self, before: usize, run: &RunId) {
-        if let Some(gate) = self.gates.lock().get_mut(&self.key) {
-            (gate.before, gate.run) = (Some(before), Some(run.clone()));
+    pub fn began(&self, messages_before: usize, run: &RunId) {
+        if let Some(lock) = self.locks.lock().get_mut(&self.key) {
+            lock.messages_before = Some(messages_before);
+            lock.run = Some(run.clone());
         }
     }
 
     /// Records the run that this turn continues.
     pub fn works_on(&self, run: &RunId) {
-        if let Some(gate) = self.gates.lock().get_mut(&self.key) {
-            gate.run = Some(run.clone());
+        if let Some(lock) = self.locks.lock().get_mut(&self.key) {
+            lock.run = Some(run.clone());
         }
     }
 
@@ -195,6 +197,6 @@ impl TurnGuard {
 
 impl Drop for TurnGuard {
     fn drop(&mut self) {
-        self.gates.leave(&self.key);
+        self.locks.release(&self.key);
     }
 }

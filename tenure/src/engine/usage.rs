@@ -12,14 +12,16 @@ use tokio::sync::Mutex;
 
 impl Engine {
     /// Sums the stored amount of a user or of a whole tenant over the heads of its sessions.
-    pub async fn usage(&self, who: &Principal, scope: QuotaScope) -> Result<Usage> {
-        let whose = match scope {
-            QuotaScope::User => OwnerFilter::User(who.tenant.clone(), who.user.clone()),
-            QuotaScope::Tenant => OwnerFilter::Tenant(who.tenant.clone()),
+    pub async fn usage(&self, principal: &Principal, scope: QuotaScope) -> Result<Usage> {
+        let owner_filter = match scope {
+            QuotaScope::User => OwnerFilter::User(principal.tenant.clone(), principal.user.clone()),
+            QuotaScope::Tenant => OwnerFilter::Tenant(principal.tenant.clone()),
         };
-        let (mut usage, mut cursor) = (Usage::default(), None::<SessionCursor>);
+        let mut usage = Usage::default();
+        let mut cursor = None::<SessionCursor>;
         loop {
-            let page = self.store().heads(&SessionQuery { cursor, ..SessionQuery::new(whose.clone(), PAGE) }).await?;
+            let page =
+                self.store().heads(&SessionQuery { cursor, ..SessionQuery::new(owner_filter.clone(), PAGE) }).await?;
             for head in &page {
                 usage.sessions += u64::from(self.status_of(head).is_live());
                 usage.bytes += head.stored_bytes.unwrap_or(0);
@@ -35,22 +37,22 @@ impl Engine {
     /// be exceeded.
     pub(crate) async fn reserve_session<'a>(
         &self,
-        who: &Principal,
+        principal: &Principal,
         records: impl Iterator<Item = &'a Record>,
     ) -> Result<()> {
-        self.reserve(who, Usage { sessions: 1, bytes: stored_bytes(records.map(|r| &r.entry)) }).await
+        self.reserve(principal, Usage { sessions: 1, bytes: stored_bytes(records.map(|r| &r.entry)) }).await
     }
 
     /// Reserves quota for data that is about to be stored. It is an error if the quota would be exceeded.
-    pub(crate) async fn reserve(&self, who: &Principal, more: Usage) -> Result<()> {
-        let Some(quota) = who.quota else { return Ok(()) };
-        let sum = self.cached_sum(who, quota.scope);
+    pub(crate) async fn reserve(&self, principal: &Principal, more: Usage) -> Result<()> {
+        let Some(quota) = principal.quota else { return Ok(()) };
+        let sum = self.cached_sum(principal, quota.scope);
         let mut sum = sum.lock().await;
         for max_age in [FRESH, FRESH_REFUSAL] {
             let now = self.now();
             let current = match &mut *sum {
                 Some(current) if now.duration_since(current.at).abs() < max_age => current,
-                stale => stale.insert(CachedUsage { usage: self.usage(who, quota.scope).await?, at: now }),
+                stale => stale.insert(CachedUsage { usage: self.usage(principal, quota.scope).await?, at: now }),
             };
             let total = Usage {
                 sessions: current.usage.sessions + more.sessions,
@@ -69,19 +71,19 @@ impl Engine {
     }
 
     /// Adds data to the usage that is stored even if it exceeds the quota.
-    pub(crate) async fn count(&self, who: &Principal, more: Usage) {
-        let Some(quota) = who.quota else { return };
-        if let Some(sum) = &mut *self.cached_sum(who, quota.scope).lock().await {
+    pub(crate) async fn count(&self, principal: &Principal, more: Usage) {
+        let Some(quota) = principal.quota else { return };
+        if let Some(sum) = &mut *self.cached_sum(principal, quota.scope).lock().await {
             sum.usage.sessions += more.sessions;
             sum.usage.bytes = sum.usage.bytes.saturating_add(more.bytes);
         }
     }
 
     /// The cached sum of a principal's user or tenant.
-    pub fn cached_sum(&self, who: &Principal, scope: QuotaScope) -> Arc<Mutex<Option<CachedUsage>>> {
-        let user = (scope == QuotaScope::User).then(|| who.user.clone());
+    pub fn cached_sum(&self, principal: &Principal, scope: QuotaScope) -> Arc<Mutex<Option<CachedUsage>>> {
+        let user = (scope == QuotaScope::User).then(|| principal.user.clone());
         let empty = || Ok::<_, std::convert::Infallible>(Arc::default());
-        match self.usage_cache().0.get_or_insert_with(&(who.tenant.clone(), user), empty) {
+        match self.usage_cache().0.get_or_insert_with(&(principal.tenant.clone(), user), empty) {
             Ok(sum) => sum,
             Err(never) => match never {},
         }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tokio::sync::{Mutex, MutexGuard};
 
 /// The minimum number of vectors with the nearest sign bits that are compared by cosine similarity.
-pub(crate) const CLOSER_LOOK: usize = 256;
+pub(crate) const MIN_CANDIDATES: usize = 256;
 
 /// The minimum cosine similarity of a result.
 pub(crate) const MIN_COSINE: f32 = 0.2;
@@ -24,7 +24,7 @@ pub(crate) fn signs(numbers: &[i8]) -> Vec<u64> {
 }
 
 /// The dot product of two quantized vectors.
-pub(crate) fn product(a: &[i8], b: &[i8]) -> i32 {
+pub(crate) fn dot_product(a: &[i8], b: &[i8]) -> i32 {
     a.iter().zip(b).map(|(a, b)| i32::from(*a) * i32::from(*b)).sum()
 }
 
@@ -34,11 +34,11 @@ pub(crate) struct VectorIndex {
     /// The name of the embedding model.
     pub model: String,
     /// The dimension of the vectors.
-    pub length: usize,
+    pub dimension: usize,
     /// The keys of the memories, in the order of the vectors.
     pub keys: Vec<String>,
     /// The position of each key in `keys`.
-    pub at: HashMap<String, usize>,
+    pub positions: HashMap<String, usize>,
     /// The sign bits of all vectors, one after the other.
     pub signs: Vec<u64>,
     /// The quantized components of all vectors, one after the other.
@@ -53,19 +53,19 @@ pub(crate) struct VectorIndex {
 
 impl VectorIndex {
     /// The number of sign words of one vector.
-    pub fn words(&self) -> usize {
-        self.length.div_ceil(64)
+    pub fn words_per_vector(&self) -> usize {
+        self.dimension.div_ceil(64)
     }
 
     /// Inserts or replaces the vector of a memory. `None` removes it.
-    pub fn set(&mut self, key: &str, kept: Option<&MemoryRecord>) {
-        self.take_out(key);
-        let Some(kept) = kept else { return };
-        let vector = kept.vector.as_ref().filter(|v| v.model == self.model).and_then(Vector::numbers);
-        match vector.filter(|v| !v.is_empty() && (self.keys.is_empty() || v.len() == self.length)) {
+    pub fn set(&mut self, key: &str, record: Option<&MemoryRecord>) {
+        self.remove_vector(key);
+        let Some(record) = record else { return };
+        let vector = record.vector.as_ref().filter(|v| v.model == self.model).and_then(Vector::numbers);
+        match vector.filter(|v| !v.is_empty() && (self.keys.is_empty() || v.len() == self.dimension)) {
             Some(numbers) => {
-                self.length = numbers.len();
-                self.at.insert(key.to_owned(), self.keys.len());
+                self.dimension = numbers.len();
+                self.positions.insert(key.to_owned(), self.keys.len());
                 self.keys.push(key.to_owned());
                 self.signs.extend(signs(&numbers));
                 self.numbers.extend(numbers);
@@ -75,42 +75,48 @@ impl VectorIndex {
     }
 
     /// Removes the vector of a memory.
-    pub fn take_out(&mut self, key: &str) {
+    pub fn remove_vector(&mut self, key: &str) {
         self.bare.remove(key);
-        let Some(at) = self.at.remove(key) else { return };
+        let Some(position) = self.positions.remove(key) else { return };
         // The last vector moves to the free position.
-        let (last, words, length) = (self.keys.len() - 1, self.words(), self.length);
-        self.keys.swap_remove(at);
-        if at < last {
-            self.signs.copy_within(last * words..(last + 1) * words, at * words);
-            self.numbers.copy_within(last * length..(last + 1) * length, at * length);
-            self.at.insert(self.keys[at].clone(), at);
+        let last = self.keys.len() - 1;
+        let words = self.words_per_vector();
+        let dimension = self.dimension;
+        self.keys.swap_remove(position);
+        if position < last {
+            self.signs.copy_within(last * words..(last + 1) * words, position * words);
+            self.numbers.copy_within(last * dimension..(last + 1) * dimension, position * dimension);
+            self.positions.insert(self.keys[position].clone(), position);
         }
         self.signs.truncate(last * words);
-        self.numbers.truncate(last * length);
+        self.numbers.truncate(last * dimension);
     }
 
     /// The memories that are most similar to the question, best first, with their cosine similarity.
     /// Candidates are preselected by the Hamming distance of their sign bits, then ranked exactly.
     pub fn nearest(&self, question: &[f32], limit: usize) -> Vec<(String, f32)> {
         let question = small(question);
-        if question.len() != self.length || self.keys.is_empty() {
+        if question.len() != self.dimension || self.keys.is_empty() {
             return Vec::new();
         }
         let sign = signs(&question);
-        let apart = |words: &[u64]| words.iter().zip(&sign).map(|(a, b)| (a ^ b).count_ones()).sum::<u32>();
-        let mut all: Vec<(u32, u32)> =
-            self.signs.chunks(self.words()).enumerate().map(|(i, words)| (apart(words), i as u32)).collect();
-        let closer = CLOSER_LOOK.max(limit * 4);
-        if all.len() > closer {
-            all.select_nth_unstable(closer);
-            all.truncate(closer);
+        let hamming_distance = |words: &[u64]| words.iter().zip(&sign).map(|(a, b)| (a ^ b).count_ones()).sum::<u32>();
+        let mut all: Vec<(u32, u32)> = self
+            .signs
+            .chunks(self.words_per_vector())
+            .enumerate()
+            .map(|(i, words)| (hamming_distance(words), i as u32))
+            .collect();
+        let candidates = MIN_CANDIDATES.max(limit * 4);
+        if all.len() > candidates {
+            all.select_nth_unstable(candidates);
+            all.truncate(candidates);
         }
-        let norm = |v: &[i8]| (product(v, v) as f32).sqrt().max(1.0);
-        let ours = norm(&question);
+        let norm = |v: &[i8]| (dot_product(v, v) as f32).sqrt().max(1.0);
+        let question_norm = norm(&question);
         let cosine = |i: usize| {
-            let theirs = &self.numbers[i * self.length..(i + 1) * self.length];
-            product(&question, theirs) as f32 / (ours * norm(theirs))
+            let vector = &self.numbers[i * self.dimension..(i + 1) * self.dimension];
+            dot_product(&question, vector) as f32 / (question_norm * norm(vector))
         };
         let mut best: Vec<_> =
             all.into_iter().map(|(_, i)| (self.keys[i as usize].clone(), cosine(i as usize))).collect();
@@ -154,7 +160,7 @@ pub(crate) struct MemoryState {
     /// selects the lock.
     pub changing: Vec<Mutex<()>>,
     /// Namespaces that are already recorded in the store as having memories.
-    pub known: std::sync::Mutex<HashSet<Namespace>>,
+    pub known_namespaces: std::sync::Mutex<HashSet<Namespace>>,
 }
 
 impl MemoryState {
@@ -162,25 +168,25 @@ impl MemoryState {
     pub fn new(bytes: usize) -> Self {
         let options =
             OptionsBuilder::new().shards(1).estimated_items_capacity(256).weight_capacity(bytes as u64).build();
-        let options = options.expect("all options are given");
+        let options = options.expect("every required cache option is set");
         let vectors = Cache::with_options(options, IndexWeighter, Default::default(), Default::default());
-        Self { vectors, changing: (0..64).map(|_| Mutex::default()).collect(), known: Default::default() }
+        Self { vectors, changing: (0..64).map(|_| Mutex::default()).collect(), known_namespaces: Default::default() }
     }
 
     /// Locks a memory for a change.
     pub async fn changing(&self, id: &str) -> MutexGuard<'_, ()> {
-        let place = blake3::hash(id.as_bytes()).as_bytes()[0] as usize % self.changing.len();
-        self.changing[place].lock().await
+        let index = blake3::hash(id.as_bytes()).as_bytes()[0] as usize % self.changing.len();
+        self.changing[index].lock().await
     }
 
     /// Returns true the first time that it is called for a namespace.
-    pub fn is_new(&self, shelf: &Namespace) -> bool {
-        self.known.lock().unwrap_or_else(|e| e.into_inner()).insert(shelf.clone())
+    pub fn is_new(&self, namespace: &Namespace) -> bool {
+        self.known_namespaces.lock().unwrap_or_else(|e| e.into_inner()).insert(namespace.clone())
     }
 
     /// Evicts the state of a namespace.
-    pub fn forget(&self, shelf: &Namespace) {
-        self.known.lock().unwrap_or_else(|e| e.into_inner()).remove(shelf);
-        self.vectors.remove(shelf);
+    pub fn forget(&self, namespace: &Namespace) {
+        self.known_namespaces.lock().unwrap_or_else(|e| e.into_inner()).remove(namespace);
+        self.vectors.remove(namespace);
     }
 }

@@ -25,7 +25,7 @@ pub(crate) const NEWS: usize = 4096;
 #[derive(Debug, Default)]
 pub(crate) struct ChangeHub {
     /// The sessions with subscribers.
-    pub all: Mutex<HashMap<SessionKey, (usize, Arc<SessionSignal>)>>,
+    pub sessions: Mutex<HashMap<SessionKey, (usize, Arc<SessionSignal>)>>,
     /// Whether the store delivers change notifications of other processes. Set when it is first needed.
     pub told: OnceLock<bool>,
     /// The channel of all changes. Empty until the first subscription.
@@ -38,7 +38,7 @@ pub(crate) struct SessionSignal {
     /// Signals changes by any process.
     pub any: Notify,
     /// Signals changes by other processes.
-    pub elsewhere: Notify,
+    pub remote: Notify,
 }
 
 /// A subscription to changes of one session. Dropping it unsubscribes.
@@ -54,27 +54,27 @@ pub(crate) struct Subscription<'a> {
 impl ChangeHub {
     /// Locks the subscriptions.
     pub fn lock(&self) -> MutexGuard<'_, HashMap<SessionKey, (usize, Arc<SessionSignal>)>> {
-        self.all.lock().unwrap_or_else(|e| e.into_inner())
+        self.sessions.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Notifies subscribers of a change by this process.
-    pub fn tell(&self, key: &SessionKey) {
-        if let Some((_, changes)) = self.lock().get(key) {
-            changes.any.notify_waiters();
+    pub fn notify(&self, key: &SessionKey) {
+        if let Some((_, signal)) = self.lock().get(key) {
+            signal.any.notify_waiters();
         }
-        if let Some(news) = self.news.get() {
+        if let Some(sender) = self.news.get() {
             // An error means that there is no subscriber any more, which is harmless.
-            let _ = news.send(key.clone());
+            let _ = sender.send(key.clone());
         }
     }
 
     /// Notifies subscribers of a change by another process. `None` means that notifications may
     /// have been lost, so all subscribers are notified.
     pub fn tell_elsewhere(&self, key: Option<&SessionKey>) {
-        let all = self.lock();
-        for (_, (_, changes)) in all.iter().filter(|(k, _)| key.is_none_or(|key| key == *k)) {
-            changes.any.notify_waiters();
-            changes.elsewhere.notify_waiters();
+        let sessions = self.lock();
+        for (_, (_, signal)) in sessions.iter().filter(|(k, _)| key.is_none_or(|key| key == *k)) {
+            signal.any.notify_waiters();
+            signal.remote.notify_waiters();
         }
     }
 }
@@ -82,17 +82,17 @@ impl ChangeHub {
 impl Subscription<'_> {
     /// Waits until another process has changed the session.
     pub fn elsewhere(&self) -> Notified<'_> {
-        self.changes.elsewhere.notified()
+        self.changes.remote.notified()
     }
 }
 
 impl Drop for Subscription<'_> {
     fn drop(&mut self) {
-        let mut all = self.watchers.lock();
-        if let Some((waiting, _)) = all.get_mut(&self.key) {
-            *waiting -= 1;
-            if *waiting == 0 {
-                all.remove(&self.key);
+        let mut sessions = self.watchers.lock();
+        if let Some((subscribers, _)) = sessions.get_mut(&self.key) {
+            *subscribers -= 1;
+            if *subscribers == 0 {
+                sessions.remove(&self.key);
             }
         }
     }
@@ -104,7 +104,7 @@ impl CommitObserver for ChangeHub {
             return;
         }
         let key = commit.head.key();
-        self.tell(&key);
+        self.notify(&key);
         // Other processes only wait for sessions with a run, so only these are notified.
         let ended = || commit.records.iter().any(|r| matches!(r.entry, Entry::RunEnded { .. }));
         if commit.head.run.is_some() || ended() {

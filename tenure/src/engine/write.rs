@@ -21,120 +21,124 @@ impl Engine {
     /// `max_retries` times (optimistic concurrency).
     pub(crate) async fn write<R>(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
         need: Depth,
         mut step: impl FnMut(&CacheState, Timestamp) -> Result<PendingCommit<R>>,
     ) -> Result<(R, Option<Committed>)> {
-        let key = who.key(id);
+        let key = principal.key(id);
         self.know(&key.tenant).await?;
-        let hot = self.hot(&key);
-        let mut known = hot.known.lock().await;
-        self.count_found(&known.state, need);
-        let (mut fresh, mut reserved) = (false, false);
+        let entry = self.hot(&key);
+        let mut cached = entry.known.lock().await;
+        self.count_found(&cached.state, need);
+        let mut refreshed = false;
+        let mut reserved = false;
         // One extra round, for the refresh of a stale cache.
         for _ in 0..=self.limits().max_retries + 1 {
             // A session is only folded from a current head: an old one may name a parent that is
             // another session by now. While another node holds the lease, its renewals are not in
             // the log, so the cached head may be stale without a conflict.
-            let head = known.state.head();
-            let elsewhere = head.and_then(|h| h.lease.as_ref()).is_some_and(|l| l.node != self.node());
-            if !self.suffices(&known.state, need) || (elsewhere && !fresh) {
-                self.catch_up(&key, &mut known).await?;
-                fresh = true;
+            let head = cached.state.head();
+            let leased_by_other_node = head.and_then(|h| h.lease.as_ref()).is_some_and(|l| l.node != self.node());
+            if !self.suffices(&cached.state, need) || (leased_by_other_node && !refreshed) {
+                self.catch_up(&key, &mut cached).await?;
+                refreshed = true;
             }
-            self.warm_current(&key, &mut known, need).await?;
-            let (now, state) = (self.now(), &known.state);
-            let admitted = admit(who, id, state).and_then(|()| state.head().map_or(Ok(()), |h| self.check_expected(h)));
+            self.warm_current(&key, &mut cached, need).await?;
+            let now = self.now();
+            let state = &cached.state;
+            let admitted =
+                admit(principal, id, state).and_then(|()| state.head().map_or(Ok(()), |h| self.check_expected(h)));
             let draft = admitted.and_then(|()| step(state, now));
             // The cached state may be stale: refresh it before an error, or the absence of changes,
             // is reported.
             let idle = draft.as_ref().map_or(true, PendingCommit::is_idle);
-            if idle && !fresh {
-                self.catch_up(&key, &mut known).await?;
-                fresh = true;
+            if idle && !refreshed {
+                self.catch_up(&key, &mut cached).await?;
+                refreshed = true;
                 continue;
             }
             let draft = draft?;
             // The output of a run in progress is stored even over the quota: rejecting it would
             // lose an answer that was paid for.
-            if who.quota.is_some() && !reserved {
+            if principal.quota.is_some() && !reserved {
                 let more = Usage { sessions: 0, bytes: quota::stored_bytes(draft.entries.iter()) };
-                match known.state.head().is_some_and(|head| head.run.is_some()) {
-                    true => self.count(who, more).await,
-                    false => self.reserve(who, more).await?,
+                if cached.state.head().is_some_and(|head| head.run.is_some()) {
+                    self.count(principal, more).await;
+                } else {
+                    self.reserve(principal, more).await?;
                 }
                 reserved = true;
             }
-            match self.commit(&mut known, draft, now).await {
+            match self.commit(&mut cached, draft, now).await {
                 Err(Error::Conflict { .. }) => {
-                    self.catch_up(&key, &mut known).await?;
-                    fresh = true;
+                    self.catch_up(&key, &mut cached).await?;
+                    refreshed = true;
                 }
                 answer => {
                     if answer.is_err() {
-                        known.state = CacheState::Cold;
+                        cached.state = CacheState::Cold;
                     }
-                    self.reweigh(&key, &hot, known.state.weight());
+                    self.reweigh(&key, &entry, cached.state.weight());
                     return answer;
                 }
             }
         }
-        Err(Error::Conflict { session_id: id.clone(), expected: known.state.head().map_or(0, |h| h.seq) })
+        Err(Error::Conflict { session_id: id.clone(), expected: cached.state.head().map_or(0, |h| h.seq) })
     }
 
     /// Commits to the store, counts the outcome, and calls the observers if the commit succeeded.
     pub(crate) async fn commit_step(&self, commit: &Commit) -> Result<()> {
-        let done = self.store().commit(commit).await;
-        let outcome = match &done {
+        let result = self.store().commit(commit).await;
+        let outcome = match &result {
             Ok(()) => "committed",
             Err(Error::Conflict { .. } | Error::Exists { .. }) => "conflict",
             Err(_) => "failed",
         };
         metrics::counter!("tenure_commits_total", "outcome" => outcome).increment(1);
-        if done.is_ok() {
+        if result.is_ok() {
             self.observers().iter().for_each(|observer| observer.committed(&**self.store(), commit));
         }
-        done
+        result
     }
 
     /// Commits a draft on the cached state, and applies it to the cache.
     pub async fn commit<R>(
         &self,
-        known: &mut CachedState,
+        cached: &mut CachedState,
         draft: PendingCommit<R>,
         now: Timestamp,
     ) -> Result<(R, Option<Committed>)> {
-        let began = moment();
-        let Some(before) = known.state.head() else { return Err(Error::unavailable("the session was not loaded")) };
+        let generation = moment();
+        let Some(previous) = cached.state.head() else { return Err(Error::unavailable("the session was not loaded")) };
         if draft.is_idle() {
             return Ok((draft.reply, None));
         }
-        let numbered = (before.seq + 1..).zip(draft.entries);
+        let numbered = (previous.seq + 1..).zip(draft.entries);
         let records: Vec<Record> = numbered.map(|(seq, entry)| Record { seq, at: now, entry }).collect();
-        let mut head = before.clone();
+        let mut head = previous.clone();
         records.iter().for_each(|r| head.apply(r));
-        if head.status != before.status || head.due_at.is_none() {
+        if head.status != previous.status || head.due_at.is_none() {
             head.due_at = self.due_at(&head);
         }
         if let (Some(lease), Some(until)) = (&mut head.lease, draft.lease) {
             lease.until = until;
         }
-        let base = Some(before.end());
+        let base = Some(previous.end());
         let commit = Commit { base, records, head, items: draft.items, blobs: draft.blobs, cut: draft.cut };
         self.commit_step(&commit).await?;
         let event = Committed::of(&commit.head, &commit.records);
         // The ancestor of a fork is determined by the store and may have changed, so the cached
         // head of a fork is not current.
         if commit.head.parent.is_none() {
-            known.as_of = began;
+            cached.as_of = generation;
         }
-        match known.state.folded() {
+        match cached.state.folded() {
             Some(session) => {
                 commit.records.iter().for_each(|r| drop(session.take(r)));
                 session.set_head(commit.head);
             }
-            None => known.state = CacheState::Head(Box::new(commit.head)),
+            None => cached.state = CacheState::Head(Box::new(commit.head)),
         }
         Ok((draft.reply, event))
     }
@@ -176,14 +180,19 @@ impl Engine {
     pub(crate) fn detach(&self, messages: &[Message]) -> Result<(Vec<Message>, Vec<Blob>)> {
         let limits = self.limits();
         if messages.len() > limits.max_messages {
-            let (what, max) = (format!("a list of {} messages", messages.len()), limits.max_messages as u64);
-            return Err(Error::TooLarge { what, limit: "max_messages", max });
+            let description = format!("a list of {} messages", messages.len());
+            return Err(Error::TooLarge { what: description, limit: "max_messages", max: limits.max_messages as u64 });
         }
-        let (mut stored, mut blobs) = (Vec::with_capacity(messages.len()), Vec::new());
+        let mut stored = Vec::with_capacity(messages.len());
+        let mut blobs = Vec::new();
         for (i, message) in messages.iter().enumerate() {
             if message.as_str().len() > limits.max_message_bytes {
-                let (what, max) = (format!("message {i}"), limits.max_message_bytes as u64);
-                return Err(Error::TooLarge { what, limit: "max_message_bytes", max });
+                let description = format!("message {i}");
+                return Err(Error::TooLarge {
+                    what: description,
+                    limit: "max_message_bytes",
+                    max: limits.max_message_bytes as u64,
+                });
             }
             let (message, media) = message.detach();
             stored.push(message);

@@ -12,18 +12,18 @@ type EmbeddingFuture = Pin<Box<dyn Future<Output = Result<Vec<Vec<f32>>, String>
 #[derive(Clone)]
 pub struct Embedder {
     name: Arc<str>,
-    make: Arc<dyn Fn(Vec<String>) -> EmbeddingFuture + Send + Sync>,
+    compute: Arc<dyn Fn(Vec<String>) -> EmbeddingFuture + Send + Sync>,
 }
 
 impl Embedder {
     /// Creates an embedder. `name` identifies its model: vectors of different names are never
-    /// compared. `make` returns one vector per text, all of the same length, or an error message.
-    pub fn new<F, Fut>(name: impl Into<String>, make: F) -> Self
+    /// compared. `compute` returns one vector per text, all of the same length, or an error message.
+    pub fn new<F, Fut>(name: impl Into<String>, compute: F) -> Self
     where
         F: Fn(Vec<String>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Vec<Vec<f32>>, String>> + Send + 'static,
     {
-        Self { name: name.into().into(), make: Arc::new(move |texts| Box::pin(make(texts))) }
+        Self { name: name.into().into(), compute: Arc::new(move |texts| Box::pin(compute(texts))) }
     }
 
     /// The name of the model.
@@ -35,11 +35,12 @@ impl Embedder {
     /// of vectors, different lengths, or values that are not finite.
     pub async fn embed(&self, texts: Vec<String>) -> Result<Vec<Vec<f32>>, String> {
         let count = texts.len();
-        let vectors = (self.make)(texts).await?;
+        let vectors = (self.compute)(texts).await?;
         let length = vectors.first().map_or(0, Vec::len);
-        match vectors.len() == count && vectors.iter().all(|v| v.len() == length && v.iter().all(|x| x.is_finite())) {
-            true => Ok(vectors),
-            false => Err(format!("{} gave vectors that do not fit the {count} texts", self.name)),
+        if vectors.len() == count && vectors.iter().all(|v| v.len() == length && v.iter().all(|x| x.is_finite())) {
+            Ok(vectors)
+        } else {
+            Err(format!("embedder {} must return {count} finite vectors of equal length, one per text", self.name))
         }
     }
 }

@@ -45,45 +45,47 @@ pub struct EagerModelCall {
 impl EagerModelCall {
     /// Creates the request with its messages. It is sent when first polled.
     pub(crate) fn ask(&self, messages: Vec<Message>) -> SpeculativeCall {
-        let (model, options, stream) = (self.model.clone(), self.options.clone(), self.stream);
-        let asked = async move { model.ask(Prompt { messages, options, stream }).await };
-        SpeculativeCall { asked: Box::pin(asked), said: None }
+        let model = self.model.clone();
+        let options = self.options.clone();
+        let stream = self.stream;
+        let request = async move { model.ask(Prompt { messages, options, stream }).await };
+        SpeculativeCall { request: Box::pin(request), response: None }
     }
 }
 
 impl std::fmt::Debug for EagerModelCall {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("First")
+        f.write_str("EagerModelCall")
     }
 }
 
 /// An in-flight model request. Dropping it cancels the request.
 pub(crate) struct SpeculativeCall {
-    asked: Pin<Box<dyn Future<Output = Result<ModelStream, ModelError>> + Send>>,
-    said: Option<Result<ModelStream, ModelError>>,
+    request: Pin<Box<dyn Future<Output = Result<ModelStream, ModelError>> + Send>>,
+    response: Option<Result<ModelStream, ModelError>>,
 }
 
 impl SpeculativeCall {
     fn poll(&mut self, context: &mut Context<'_>) {
-        if self.said.is_none()
-            && let Poll::Ready(said) = self.asked.as_mut().poll(context)
+        if self.response.is_none()
+            && let Poll::Ready(response) = self.request.as_mut().poll(context)
         {
-            self.said = Some(said);
+            self.response = Some(response);
         }
     }
 
     /// Waits for the response.
     pub async fn said(self) -> Result<ModelStream, ModelError> {
-        match self.said {
-            Some(said) => said,
-            None => self.asked.await,
+        match self.response {
+            Some(response) => response,
+            None => self.request.await,
         }
     }
 }
 
 impl std::fmt::Debug for SpeculativeCall {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Asking")
+        f.write_str("SpeculativeCall")
     }
 }
 
@@ -94,19 +96,19 @@ pub(crate) struct SpeculativeSlot(Mutex<Option<SpeculativeCall>>);
 
 impl SpeculativeSlot {
     /// Sets the request to poll. A previous one is cancelled.
-    pub fn set(&self, asking: SpeculativeCall) {
-        *self.lock() = Some(asking);
+    pub fn set(&self, call: SpeculativeCall) {
+        *self.lock() = Some(call);
     }
 
     /// Runs a future to completion and polls the slot's request, if there is one, along with it.
     pub async fn during<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         std::future::poll_fn(|context| {
-            let done = work.as_mut().poll(context);
-            if let Some(asking) = &mut *self.lock() {
-                asking.poll(context);
+            let output = work.as_mut().poll(context);
+            if let Some(call) = &mut *self.lock() {
+                call.poll(context);
             }
-            done
+            output
         })
         .await
     }

@@ -71,8 +71,8 @@ pub(super) struct MessageBuilder {
 
 impl MessageBuilder {
     /// An empty message with a role.
-    pub fn new(place: impl Into<String>, role: &str) -> Self {
-        Self { place: place.into(), role: role.to_owned(), ..Self::default() }
+    pub fn new(location: impl Into<String>, role: &str) -> Self {
+        Self { place: location.into(), role: role.to_owned(), ..Self::default() }
     }
 
     /// Returns true if the message has no content.
@@ -110,9 +110,9 @@ pub(super) fn messages(mut drafts: Vec<MessageBuilder>) -> Result<Vec<Message>> 
     while start < drafts.len() {
         let order: Vec<String> = drafts[start].calls.iter().map(|c| c.id.clone()).collect();
         let results = drafts[start + 1..].iter().take_while(|d| d.answers.is_some()).count();
-        let place =
+        let call_position =
             |d: &MessageBuilder| order.iter().position(|id| Some(id) == d.answers.as_ref()).unwrap_or(order.len());
-        drafts[start + 1..start + 1 + results].sort_by_key(place);
+        drafts[start + 1..start + 1 + results].sort_by_key(call_position);
         start += 1 + results;
     }
     drafts.iter().map(MessageBuilder::message).collect()
@@ -124,16 +124,16 @@ pub(super) fn messages(mut drafts: Vec<MessageBuilder>) -> Result<Vec<Message>> 
 pub(super) struct Bookkeeping(BTreeSet<String>);
 
 impl Bookkeeping {
-    /// Adds the names that are not `known`. `of` is the prefix of their path.
-    pub fn note<'n>(&mut self, of: &str, names: impl IntoIterator<Item = &'n str>, known: &[&str]) {
+    /// Adds the names that are not `known`. `prefix` is the prefix of their path.
+    pub fn note<'n>(&mut self, prefix: &str, names: impl IntoIterator<Item = &'n str>, known: &[&str]) {
         let unknown = names.into_iter().filter(|n| !known.contains(n));
-        self.0.extend(unknown.map(|n| format!("{of}{n}")));
+        self.0.extend(unknown.map(|n| format!("{prefix}{n}")));
     }
 
     /// The list of fields as one entry. `None` means that there are none.
-    pub fn left_out(self, place: &str) -> Option<crate::import::imported::SkippedPart> {
+    pub fn left_out(self, location: &str) -> Option<crate::import::imported::SkippedPart> {
         let names: Vec<String> = self.0.into_iter().collect();
-        let why = || format!("fields that a session has no place for: {}", names.join(", "));
-        (!names.is_empty()).then(|| crate::import::imported::SkippedPart::new(place, why()))
+        let reason = || format!("these fields cannot be represented in a session: {}", names.join(", "));
+        (!names.is_empty()).then(|| crate::import::imported::SkippedPart::new(location, reason()))
     }
 }

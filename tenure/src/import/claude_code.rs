@@ -3,7 +3,7 @@
 //!
 //! The lines of one answer have the same `message.id` and become one message; tool results follow
 //! it in the order of the calls. Where a question was asked again from the same parent, only the
-//! last one counts (D-097). Lines for the program's own use are left out and listed.
+//! last one counts (D-097). Lines for the program's own use are skipped and listed.
 
 use crate::import::builder::{Bookkeeping, ImportedCall, ImportedPart, MessageBuilder, messages};
 use crate::import::detect::Document;
@@ -15,14 +15,14 @@ use crate::types::excerpt::excerpt;
 use crate::types::id::SessionId;
 use std::collections::{HashMap, HashSet};
 
-/// The known fields of a line, which are not listed as left out.
-const LINE: [&str; 8] =
+/// The known fields of a line, which are not listed as skipped.
+const LINE_FIELDS: [&str; 8] =
     ["type", "message", "sessionId", "uuid", "parentUuid", "isSidechain", "timestamp", "isApiErrorMessage"];
-/// The known fields of a message, which are not listed as left out.
-const MESSAGE: [&str; 5] = ["id", "role", "content", "model", "type"];
+/// The known fields of a message, which are not listed as skipped.
+const MESSAGE_FIELDS: [&str; 5] = ["id", "role", "content", "model", "type"];
 
 /// Block types that contain the model's reasoning.
-const THOUGHTS: [&str; 2] = ["thinking", "redacted_thinking"];
+const REASONING_BLOCKS: [&str; 2] = ["thinking", "redacted_thinking"];
 
 /// A line of a transcript.
 struct ClaudeLine<'a> {
@@ -48,37 +48,42 @@ impl ClaudeLine<'_> {
 /// Reads the sessions of a transcript, in the order in which they begin, and returns an error for
 /// each line that is not a JSON object.
 pub(super) fn read(docs: &[Document<'_>]) -> Vec<Result<ImportedSession>> {
-    let (mut sessions, mut errors) = (Vec::<(String, Vec<ClaudeLine<'_>>)>::new(), Vec::new());
-    let (mut homes, mut titles) = (HashMap::new(), Vec::new());
+    let mut sessions = Vec::<(String, Vec<ClaudeLine<'_>>)>::new();
+    let mut errors = Vec::new();
+    let mut session_by_uuid = HashMap::new();
+    let mut unassigned = Vec::new();
     for doc in docs {
         let number = doc.place("line");
         let Some(fields) = doc.fields() else {
             errors.push(Err(Error::invalid(number, "this line is not a JSON object; it may be torn")));
             continue;
         };
-        let (kind, uuid) = (fields.text("type").unwrap_or_default(), fields.text("uuid"));
-        let (session, parent) = (fields.text("sessionId"), fields.text("parentUuid"));
+        let kind = fields.text("type").unwrap_or_default();
+        let uuid = fields.text("uuid");
+        let session = fields.text("sessionId");
+        let parent = fields.text("parentUuid");
         let line = ClaudeLine { number, fields, kind, uuid, parent };
         let Some(session) = session else {
-            titles.push(line);
+            unassigned.push(line);
             continue;
         };
-        let home = sessions.iter().position(|(id, _)| *id == session).unwrap_or_else(|| {
+        let index = sessions.iter().position(|(id, _)| *id == session).unwrap_or_else(|| {
             sessions.push((session, Vec::new()));
             sessions.len() - 1
         });
-        homes.extend(line.uuid.clone().map(|u| (u, home)));
-        sessions[home].1.push(line);
+        session_by_uuid.extend(line.uuid.clone().map(|u| (u, index)));
+        sessions[index].1.push(line);
     }
-    if sessions.is_empty() && !titles.is_empty() {
+    if sessions.is_empty() && !unassigned.is_empty() {
         sessions.push((String::new(), Vec::new()));
     }
     // Lines without a session id belong to the session that has the line they refer to, or
     // otherwise to the first session.
-    for line in titles {
-        let of = ["leafUuid", "messageId"].into_iter().find_map(|f| line.fields.text(f)).or(line.parent.clone());
-        let home = of.and_then(|leaf| homes.get(&leaf).copied()).unwrap_or_default();
-        if let Some((_, lines)) = sessions.get_mut(home) {
+    for line in unassigned {
+        let referenced =
+            ["leafUuid", "messageId"].into_iter().find_map(|f| line.fields.text(f)).or(line.parent.clone());
+        let index = referenced.and_then(|leaf| session_by_uuid.get(&leaf).copied()).unwrap_or_default();
+        if let Some((_, lines)) = sessions.get_mut(index) {
             lines.push(line);
         }
     }
@@ -91,15 +96,16 @@ fn session(id: &str, lines: &[ClaudeLine<'_>]) -> Result<ImportedSession> {
     for line in lines {
         reader.line(line)?;
     }
-    let (mut export, mut left_out) = (reader.export, reader.left_out);
+    let mut export = reader.export;
+    let mut skipped = reader.skipped;
     match SessionId::new(id) {
         Ok(id) => export.session_id = Some(id),
         Err(_) if id.is_empty() => {}
-        Err(e) => left_out.push(SkippedPart::new("sessionId", format!("{e}; the session gets an id of its own"))),
+        Err(e) => skipped.push(SkippedPart::new("sessionId", format!("{e}; a new session id is generated"))),
     }
     export.messages = messages(reader.drafts)?;
-    left_out.extend(reader.fields.left_out("every line"));
-    Ok(ImportedSession { format: ImportFormat::ClaudeCode, export, left_out })
+    skipped.extend(reader.fields.left_out("every line"));
+    Ok(ImportedSession { format: ImportFormat::ClaudeCode, export, left_out: skipped })
 }
 
 /// The ids of questions that were asked again from the same parent, and of all lines that follow from them.
@@ -107,14 +113,14 @@ fn abandoned(lines: &[ClaudeLine<'_>]) -> HashSet<String> {
     let questions = lines.iter().filter(|l| l.is_question());
     let last: HashMap<&str, &str> =
         questions.clone().filter_map(|l| Some((l.parent.as_deref()?, l.uuid.as_deref()?))).collect();
-    let mut gone = HashSet::new();
+    let mut abandoned = HashSet::new();
     for line in lines {
         let (Some(parent), Some(uuid)) = (&line.parent, &line.uuid) else { continue };
-        if gone.contains(parent) || (line.is_question() && last.get(&**parent).is_some_and(|l| l != uuid)) {
-            gone.insert(uuid.clone());
+        if abandoned.contains(parent) || (line.is_question() && last.get(&**parent).is_some_and(|l| l != uuid)) {
+            abandoned.insert(uuid.clone());
         }
     }
-    gone
+    abandoned
 }
 
 /// Converts the lines of one session, in order.
@@ -127,93 +133,96 @@ struct ClaudeReader {
     /// The answer that is being built: its id, and its index in `drafts`.
     answer: Option<(String, usize)>,
     fields: Bookkeeping,
-    left_out: Vec<SkippedPart>,
+    skipped: Vec<SkippedPart>,
 }
 
 impl ClaudeReader {
-    /// Lists a part of the input as left out.
-    fn leave(&mut self, place: &str, why: impl Into<String>) {
-        self.left_out.push(SkippedPart::new(place, why));
+    /// Lists a part of the input as skipped.
+    fn skip(&mut self, location: &str, reason: impl Into<String>) {
+        self.skipped.push(SkippedPart::new(location, reason));
     }
 
     fn line(&mut self, line: &ClaudeLine<'_>) -> Result<()> {
-        let (place, fields) = (&*line.number, &line.fields);
+        let location = &*line.number;
+        let fields = &line.fields;
         if line.uuid.as_ref().is_some_and(|u| self.abandoned.contains(u)) {
-            self.leave(place, "the question was asked again from the same place; the last one counts");
+            self.skip(location, "an abandoned branch: the question was asked again from the same parent, and only the last one is imported");
         } else if line.uuid.as_ref().is_some_and(|u| !self.seen.insert(u.clone())) {
-            self.leave(place, "the line was there before");
+            self.skip(location, "duplicate line: this uuid occurred before");
         } else if fields.is_true("isSidechain") {
-            self.leave(place, "a sidechain: what a helper was asked and answered, not part of this conversation");
+            self.skip(location, "a sidechain: the conversation of a subagent, not part of this conversation");
         } else if fields.is_true("isApiErrorMessage") {
-            self.leave(place, "an error of the program, not an answer of the model");
+            self.skip(location, "an error message of the program, not an answer of the model");
         } else {
             match (&*line.kind, fields.object("message")) {
                 ("user" | "assistant", Some(message)) => return self.message(line, &message),
                 ("user" | "assistant", None) => {
-                    let path = format!("{place}: message");
+                    let path = format!("{location}: message");
                     return Err(Error::invalid(path, "the line has no message; it needs one with role and content"));
                 }
                 ("summary", _) => {
                     if let Some(before) = self.export.title.replace(fields.text("summary").unwrap_or_default()) {
-                        self.leave(place, format!("it replaces an earlier title: {before}"));
+                        self.skip(location, format!("this summary replaces an earlier title: {before}"));
                     }
                 }
-                (kind, _) => self.leave(place, format!("a note of the program, type {kind}", kind = excerpt(kind))),
+                (kind, _) => {
+                    self.skip(location, format!("an internal line of the program, type {kind}", kind = excerpt(kind)))
+                }
             }
         }
         Ok(())
     }
 
     fn message(&mut self, line: &ClaudeLine<'_>, message: &ForeignObject<'_>) -> Result<()> {
-        self.fields.note("", line.fields.0.iter().map(|(n, _)| &**n), &LINE);
-        self.fields.note("message.", message.0.iter().map(|(n, _)| &**n), &MESSAGE);
-        if let Some(at) = line.fields.text("timestamp").and_then(|t| t.parse().ok()) {
-            self.export.created_at.get_or_insert(at);
-            self.export.updated_at = Some(at);
+        self.fields.note("", line.fields.0.iter().map(|(n, _)| &**n), &LINE_FIELDS);
+        self.fields.note("message.", message.0.iter().map(|(n, _)| &**n), &MESSAGE_FIELDS);
+        if let Some(timestamp) = line.fields.text("timestamp").and_then(|t| t.parse().ok()) {
+            self.export.created_at.get_or_insert(timestamp);
+            self.export.updated_at = Some(timestamp);
         }
         if let Some(model) = message.text("model").filter(|m| m != "<synthetic>") {
             self.export.model = Some(model);
         }
-        let place = &*line.number;
+        let location = &*line.number;
         let content = message.get("content").unwrap_or_default();
-        let mut said = MessageBuilder::new(format!("{place}: message"), &line.kind);
+        let mut draft = MessageBuilder::new(format!("{location}: message"), &line.kind);
         let mut results = Vec::new();
         match (string(content), items(content)) {
-            (Some(text), _) => said.parts.push(ImportedPart::Text(text)),
+            (Some(text), _) => draft.parts.push(ImportedPart::Text(text)),
             (_, Some(blocks)) => {
                 for (i, block) in blocks.into_iter().enumerate() {
-                    self.block(block, &format!("{place}: message.content[{i}]"), &mut said, &mut results)?;
+                    self.block(block, &format!("{location}: message.content[{i}]"), &mut draft, &mut results)?;
                 }
             }
             _ => {
-                let path = format!("{place}: message.content");
+                let path = format!("{location}: message.content");
                 return Err(Error::invalid(path, "content must be a string or a list of blocks"));
             }
         }
-        self.add(line, message.text("id"), said, results);
+        self.add(line, message.text("id"), draft, results);
         Ok(())
     }
 
     /// Adds the content of a line as a message, or to the answer that is being built.
-    fn add(&mut self, line: &ClaudeLine<'_>, id: Option<String>, said: MessageBuilder, results: Vec<MessageBuilder>) {
+    fn add(&mut self, line: &ClaudeLine<'_>, id: Option<String>, draft: MessageBuilder, results: Vec<MessageBuilder>) {
         if line.kind != "assistant" {
             self.drafts.extend(results);
-            if !said.is_empty() {
+            if !draft.is_empty() {
                 self.answer = None;
-                self.drafts.push(said);
+                self.drafts.push(draft);
             }
             return;
         }
         match (&self.answer, &id) {
             // The answer continues. At most results of its calls came between.
-            (Some((open, at)), Some(id)) if open == id => {
-                self.drafts[*at].parts.extend(said.parts);
-                self.drafts[*at].calls.extend(said.calls);
+            (Some((open, index)), Some(id)) if open == id => {
+                self.drafts[*index].parts.extend(draft.parts);
+                self.drafts[*index].calls.extend(draft.calls);
             }
-            _ if said.is_empty() => {}
+            _ if draft.is_empty() => {}
             _ => {
                 self.answer = id.map(|id| (id, self.drafts.len()));
-                self.drafts.push(said);
+                self.drafts.push(draft);
             }
         }
     }
@@ -221,48 +230,51 @@ impl ClaudeReader {
     fn block(
         &mut self,
         raw: &str,
-        place: &str,
-        said: &mut MessageBuilder,
+        location: &str,
+        draft: &mut MessageBuilder,
         results: &mut Vec<MessageBuilder>,
     ) -> Result<()> {
-        let wrong = |field: &str, why: &str| Error::invalid(format!("{place}.{field}"), why);
-        let block =
-            ForeignObject::of(raw).ok_or_else(|| Error::invalid(place, "a block must be a JSON object with a type"))?;
+        let invalid = |field: &str, reason: &str| Error::invalid(format!("{location}.{field}"), reason);
+        let block = ForeignObject::of(raw)
+            .ok_or_else(|| Error::invalid(location, "a block must be a JSON object with a type"))?;
         match &*block.text("type").unwrap_or_default() {
-            "tool_use" if said.role == "assistant" => {
-                let id = block.text("id").ok_or_else(|| wrong("id", "a tool call needs an id"))?;
-                let name = block.text("name").ok_or_else(|| wrong("name", "a tool call needs the tool's name"))?;
-                said.calls.push(ImportedCall::function(id, &name, block.get("input").unwrap_or("{}")));
+            "tool_use" if draft.role == "assistant" => {
+                let id = block.text("id").ok_or_else(|| invalid("id", "a tool call needs an id"))?;
+                let name = block.text("name").ok_or_else(|| invalid("name", "a tool call needs the tool's name"))?;
+                draft.calls.push(ImportedCall::function(id, &name, block.get("input").unwrap_or("{}")));
             }
-            "tool_result" if said.role == "user" => {
+            "tool_result" if draft.role == "user" => {
                 let id = block.text("tool_use_id");
-                let id = id.ok_or_else(|| wrong("tool_use_id", "a result must name the call it answers"))?;
-                let mut result = MessageBuilder { answers: Some(id), ..MessageBuilder::new(place, "tool") };
+                let id = id.ok_or_else(|| invalid("tool_use_id", "a result must name the call it answers"))?;
+                let mut result = MessageBuilder { answers: Some(id), ..MessageBuilder::new(location, "tool") };
                 let content = block.get("content").unwrap_or("[]");
                 match (string(content), items(content)) {
                     (Some(text), _) => result.parts.push(ImportedPart::Text(text)),
                     (_, Some(blocks)) => {
                         for (i, b) in blocks.into_iter().enumerate() {
-                            let place = format!("{place}.content[{i}]");
+                            let location = format!("{location}.content[{i}]");
                             let fields = ForeignObject::of(b).unwrap_or_default();
-                            let part = self.part(&fields, &place);
+                            let part = self.part(&fields, &location);
                             result.parts.extend(part);
                         }
                     }
-                    _ => return Err(wrong("content", "content must be a string or a list of blocks")),
+                    _ => return Err(invalid("content", "content must be a string or a list of blocks")),
                 }
                 if block.is_true("is_error") {
-                    self.leave(&format!("{place}.is_error"), "a mark that the call failed; a result is only text");
+                    self.skip(
+                        &format!("{location}.is_error"),
+                        "the error flag of the call; a tool result has only content",
+                    );
                 }
                 results.push(result);
             }
-            _ => said.parts.extend(self.part(&block, place)),
+            _ => draft.parts.extend(self.part(&block, location)),
         }
         Ok(())
     }
 
-    /// Converts a content block to a message part. `None` means that it was listed as left out.
-    fn part(&mut self, block: &ForeignObject<'_>, place: &str) -> Option<ImportedPart> {
+    /// Converts a content block to a message part. `None` means that it was listed as skipped.
+    fn part(&mut self, block: &ForeignObject<'_>, location: &str) -> Option<ImportedPart> {
         let kind = block.text("type").unwrap_or_default();
         let source = block.object("source").unwrap_or_default();
         let data = || Some(format!("data:{};base64,{}", source.text("media_type")?, source.text("data")?));
@@ -278,11 +290,12 @@ impl ClaudeReader {
             _ => None,
         };
         if part.is_none() {
-            let why = match THOUGHTS.contains(&&*kind) {
-                true => "the model's thoughts; only the model that had them can read them again".to_owned(),
-                false => format!("a block that a message has no place for, type {kind}", kind = excerpt(kind)),
+            let reason = if REASONING_BLOCKS.contains(&&*kind) {
+                "reasoning of the model, which only the model that produced it can read".to_owned()
+            } else {
+                format!("a content block that cannot be represented in a message, type {kind}", kind = excerpt(kind))
             };
-            self.leave(place, why);
+            self.skip(location, reason);
         }
         part
     }

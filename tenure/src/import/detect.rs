@@ -51,9 +51,9 @@ impl<'a> Document<'a> {
 pub(super) fn split(text: &str) -> Result<Vec<Document<'_>>> {
     let text = text.trim_start_matches('\u{feff}').trim();
     if text.is_empty() {
-        return Err(Error::invalid("", "there is nothing in it; give a session as JSON or JSONL"));
+        return Err(Error::invalid("", "the input is empty; send a session as JSON or JSONL"));
     }
-    let wrong = match serde_json::from_str::<&RawValue>(text) {
+    let parse_error = match serde_json::from_str::<&RawValue>(text) {
         Ok(_) => match items(text) {
             Some(items) => {
                 return Ok(items
@@ -68,9 +68,10 @@ pub(super) fn split(text: &str) -> Result<Vec<Document<'_>>> {
     };
     let lines = text.lines().enumerate().map(|(i, line)| Document { at: DocumentPath::Line(i + 1), raw: line.trim() });
     let lines: Vec<_> = lines.filter(|d| !d.raw.is_empty()).collect();
-    match lines.iter().any(|d| d.fields().is_some_and(|f| !f.0.is_empty())) {
-        true => Ok(lines),
-        false => Err(Error::invalid("", format!("this is neither JSON nor JSONL: {wrong}"))),
+    if lines.iter().any(|d| d.fields().is_some_and(|f| !f.0.is_empty())) {
+        Ok(lines)
+    } else {
+        Err(Error::invalid("", format!("the input is neither JSON nor JSONL: {parse_error}")))
     }
 }
 
@@ -90,12 +91,14 @@ pub(super) fn kind(doc: &Document<'_>) -> Option<ImportFormat> {
     let fields = doc.fields()?;
     let has = |name: &str| fields.get(name).is_some();
     if let Some(messages) = fields.get("messages") {
-        let lists =
+        let has_media_lists =
             ["images", "videos", "files"].into_iter().any(|l| fields.get(l).is_some_and(|v| items(v).is_some()));
-        return Some(match has("tenure") {
-            true => ImportFormat::Tenure,
-            false if lists || items(messages)?.into_iter().any(is_tagged) => ImportFormat::MistralRs,
-            false => ImportFormat::OpenAi,
+        return Some(if has("tenure") {
+            ImportFormat::Tenure
+        } else if has_media_lists || items(messages)?.into_iter().any(is_tagged) {
+            ImportFormat::MistralRs
+        } else {
+            ImportFormat::OpenAi
         });
     }
     if has("type") && ["uuid", "sessionId", "leafUuid", "snapshot"].into_iter().any(has) {
@@ -103,12 +106,12 @@ pub(super) fn kind(doc: &Document<'_>) -> Option<ImportFormat> {
     }
     let kind = fields.text("type").unwrap_or_default();
     let parts = fields.get("content").and_then(items).unwrap_or_default();
-    let part = |p: &str| ForeignObject::of(p).and_then(|f| f.text("type")).unwrap_or_default();
-    let theirs = |k: &str| ["input_text", "output_text", "input_image", "input_file"].contains(&k);
+    let part_type = |p: &str| ForeignObject::of(p).and_then(|f| f.text("type")).unwrap_or_default();
+    let is_responses_type = |k: &str| ["input_text", "output_text", "input_image", "input_file"].contains(&k);
     if kind == "message"
         || kind == "reasoning"
         || ["_call", "_call_output"].iter().any(|end| kind.ends_with(end))
-        || parts.into_iter().any(|p| theirs(&part(p)))
+        || parts.into_iter().any(|p| is_responses_type(&part_type(p)))
     {
         return Some(ImportFormat::Responses);
     }

@@ -60,8 +60,8 @@ impl FromStr for ImportFormat {
     type Err = Error;
     fn from_str(s: &str) -> Result<Self> {
         let known = FORMATS.map(ImportFormat::as_str).join(", ");
-        let found = FORMATS.into_iter().find(|f| f.as_str() == s);
-        found.ok_or_else(|| {
+        let format = FORMATS.into_iter().find(|f| f.as_str() == s);
+        format.ok_or_else(|| {
             Error::invalid("format", format!("unknown format {s}; it must be one of {known}", s = excerpt(s)))
         })
     }
@@ -88,39 +88,39 @@ pub struct SkippedPart {
 }
 
 impl ImportedSession {
-    /// Removes a model that is not configured where the session is imported, and lists it as left out.
+    /// Removes a model that is not configured where the session is imported, and lists it as skipped.
     pub fn keep_model(&mut self, is_known: impl Fn(&str) -> bool) {
         if let Some(model) = self.export.model.take_if(|model| !is_known(model)) {
-            let why = format!(
+            let reason = format!(
                 "the model {model} is not configured here; the session will use the default model",
                 model = excerpt(model)
             );
-            self.left_out.push(SkippedPart::new("model", why));
+            self.left_out.push(SkippedPart::new("model", reason));
         }
     }
 }
 
 impl SkippedPart {
-    pub(crate) fn new(place: impl Into<String>, why: impl Into<String>) -> Self {
-        Self { place: place.into(), why: why.into() }
+    pub(crate) fn new(location: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self { place: location.into(), why: reason.into() }
     }
 }
 
 /// Prefixes the path of an invalid parameter with a location: `messages[3]` is joined with a dot,
 /// words such as `line 4` with a colon.
-pub(crate) fn at(place: &str, e: Error) -> Error {
+pub(crate) fn at(location: &str, e: Error) -> Error {
     match e {
-        Error::Invalid { param, message } => Error::Invalid { param: path(place, &param), message },
+        Error::Invalid { param, message } => Error::Invalid { param: path(location, &param), message },
         other => other,
     }
 }
 
 /// Joins a location and a path.
-pub(crate) fn path(place: &str, rest: &str) -> String {
-    match (place.is_empty(), rest.is_empty()) {
+pub(crate) fn path(location: &str, rest: &str) -> String {
+    match (location.is_empty(), rest.is_empty()) {
         (true, _) => rest.to_owned(),
-        (_, true) => place.to_owned(),
-        _ if place.contains(' ') && !place.contains(": ") => format!("{place}: {rest}"),
-        _ => format!("{place}.{rest}"),
+        (_, true) => location.to_owned(),
+        _ if location.contains(' ') && !location.contains(": ") => format!("{location}: {rest}"),
+        _ => format!("{location}.{rest}"),
     }
 }

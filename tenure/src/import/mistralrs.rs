@@ -23,7 +23,7 @@ use std::collections::VecDeque;
 /// A medium that is listed separately from the messages.
 struct Medium {
     /// The location in the input.
-    place: String,
+    location: String,
     /// The base64 data.
     data: String,
     /// The message parts that replace the placeholder.
@@ -36,8 +36,8 @@ pub(super) struct ListedMessages {
     images: VecDeque<Medium>,
     videos: VecDeque<Medium>,
     files: VecDeque<Medium>,
-    open: Vec<(String, String)>,
-    left_out: Vec<SkippedPart>,
+    open_calls: Vec<(String, String)>,
+    skipped: Vec<SkippedPart>,
 }
 
 impl ListedMessages {
@@ -45,9 +45,9 @@ impl ListedMessages {
     pub fn read(fields: &ForeignObject<'_>) -> Result<Self> {
         let mut listed = Self::default();
         for (i, raw) in list(fields, "images")?.into_iter().enumerate() {
-            let place = format!("images[{i}]");
-            let (data, part) = picture(raw, &place)?;
-            listed.images.push_back(Medium { place, data, parts: vec![part] });
+            let location = format!("images[{i}]");
+            let (data, part) = image(raw, &location)?;
+            listed.images.push_back(Medium { location, data, parts: vec![part] });
         }
         for (i, raw) in list(fields, "videos")?.into_iter().enumerate() {
             let video = listed.video(raw, format!("videos[{i}]"))?;
@@ -55,72 +55,77 @@ impl ListedMessages {
         }
         for (i, raw) in list(fields, "files")?.into_iter().enumerate() {
             let data = ForeignObject::of(raw).and_then(|f| f.text("data_base64")).unwrap_or_default();
-            listed.files.push_back(Medium { place: format!("files[{i}]"), data, parts: Vec::new() });
+            listed.files.push_back(Medium { location: format!("files[{i}]"), data, parts: Vec::new() });
         }
         Ok(listed)
     }
 
     /// Converts a video: either a file, or a list of frames, which become images.
-    fn video(&mut self, raw: &str, place: String) -> Result<Medium> {
+    fn video(&mut self, raw: &str, location: String) -> Result<Medium> {
         if let Some(data) = string(raw) {
             let url = if data.starts_with("data:") { data.clone() } else { format!("data:video/mp4;base64,{data}") };
             let part = format!(r#"{{"type":"video_url","video_url":{{"url":{}}}}}"#, quoted(&url));
-            return Ok(Medium { place, data: payload(&data).to_owned(), parts: vec![part] });
+            return Ok(Medium { location, data: payload(&data).to_owned(), parts: vec![part] });
         }
         let frames = ForeignObject::of(raw).and_then(|f| f.get("frames").and_then(items));
-        let frames =
-            frames.ok_or_else(|| Error::invalid(&*place, "a video is base64 text, or an object with `frames`"))?;
-        let frame = |(i, f): (usize, &str)| Ok(picture(f, &format!("{place}.frames[{i}]"))?.1);
+        let frames = frames
+            .ok_or_else(|| Error::invalid(&*location, "a video must be a base64 string or an object with `frames`"))?;
+        let frame = |(i, f): (usize, &str)| Ok(image(f, &format!("{location}.frames[{i}]"))?.1);
         let parts = frames.into_iter().enumerate().map(frame).collect::<Result<Vec<_>>>()?;
-        let why = format!("its rate and the places of its frames; the {} frames are kept as pictures", parts.len());
-        self.left_out.push(SkippedPart::new(&*place, why));
-        Ok(Medium { place, data: String::new(), parts })
+        let reason = format!(
+            "the frame rate and frame positions of the video; its {} frames are imported as images",
+            parts.len()
+        );
+        self.skipped.push(SkippedPart::new(&*location, reason));
+        Ok(Medium { location, data: String::new(), parts })
     }
 
     /// Converts the messages, with each medium in place of its placeholder. Media that remain are
-    /// listed as left out.
-    pub fn messages(mut self, list: &[&str], left_out: &mut Vec<SkippedPart>) -> Result<Vec<Message>> {
+    /// listed as skipped.
+    pub fn messages(mut self, list: &[&str], skipped: &mut Vec<SkippedPart>) -> Result<Vec<Message>> {
         let mut messages = Vec::with_capacity(list.len());
         for (i, raw) in list.iter().enumerate() {
-            let place = format!("messages[{i}]");
-            messages.push(self.message(raw, &place).map_err(|e| crate::import::imported::at(&place, e))?);
+            let location = format!("messages[{i}]");
+            messages.push(self.message(raw, &location).map_err(|e| crate::import::imported::at(&location, e))?);
         }
         for medium in self.images.into_iter().chain(self.videos) {
             // A fork in mistral.rs keeps the media of turns that it does not have.
-            self.left_out.push(SkippedPart::new(medium.place, "no message has a place for it"));
+            self.skipped.push(SkippedPart::new(medium.location, "no message has a placeholder for this medium"));
         }
         for file in self.files {
-            self.left_out
-                .push(SkippedPart::new(file.place, "no message has it; a session keeps files only in messages"));
+            self.skipped.push(SkippedPart::new(
+                file.location,
+                "no message contains this file; a session stores files only in messages",
+            ));
         }
-        left_out.append(&mut self.left_out);
+        skipped.append(&mut self.skipped);
         Ok(messages)
     }
 
-    fn message(&mut self, raw: &str, place: &str) -> Result<Message> {
+    fn message(&mut self, raw: &str, location: &str) -> Result<Message> {
         let Some(fields) = ForeignObject::of(raw) else { return Message::parse(raw) };
         let mut changed = false;
         let mut parts: Vec<(&str, Cow<'_, str>)> = Vec::new();
         for (name, value) in &fields.0 {
             let plain = untagged(value).unwrap_or(value);
             changed |= plain.len() != value.len();
-            let other = match &**name {
+            let converted = match &**name {
                 "tool_calls" => calls(plain),
-                "content" => self.content(plain, &format!("{place}.content")),
+                "content" => self.content(plain, &format!("{location}.content")),
                 _ => None,
             };
-            changed |= other.is_some();
-            parts.push((name, other.map_or(Cow::Borrowed(plain), Cow::Owned)));
+            changed |= converted.is_some();
+            parts.push((name, converted.map_or(Cow::Borrowed(plain), Cow::Owned)));
         }
         let text = |name: &str| parts.iter().find(|(n, _)| *n == name).and_then(|(_, v)| string(v));
         if text("role").as_deref() == Some("tool") {
             let tool = text("name");
             let named = text("tool_call_id");
-            let is = |(id, name): &(String, String)| match &named {
+            let is_match = |(id, name): &(String, String)| match &named {
                 Some(named) => id == named,
                 None => tool.as_ref().is_none_or(|t| t == name),
             };
-            let call = self.open.iter().position(is).map(|i| self.open.remove(i));
+            let call = self.open_calls.iter().position(is_match).map(|i| self.open_calls.remove(i));
             if let (None, Some((id, _))) = (named, call) {
                 parts.insert(1, ("tool_call_id", quoted(&id).into()));
                 changed = true;
@@ -128,14 +133,15 @@ impl ListedMessages {
         }
         let message = if changed { Message::parse(&object(parts)) } else { Message::parse(raw) }?;
         if message.role() == Role::Assistant {
-            self.open.extend(message.tool_calls().into_iter().map(|c| (c.id, c.name)));
+            self.open_calls.extend(message.tool_calls().into_iter().map(|c| (c.id, c.name)));
         }
         Ok(message)
     }
 
     /// Inserts media into a content. `None` means that it is unchanged.
-    fn content(&mut self, raw: &str, place: &str) -> Option<String> {
-        let (mut parts, mut changed) = (Vec::new(), false);
+    fn content(&mut self, raw: &str, location: &str) -> Option<String> {
+        let mut parts = Vec::new();
+        let mut changed = false;
         for (i, part) in items(raw)?.into_iter().enumerate() {
             let fields = ForeignObject::of(part).unwrap_or_default();
             let kind = fields.text("type").unwrap_or_default();
@@ -151,14 +157,14 @@ impl ListedMessages {
                 match queue.and_then(VecDeque::pop_front) {
                     Some(medium) => parts.extend(medium.parts),
                     None => {
-                        let why = format!("the {kind} is not in the export");
-                        self.left_out.push(SkippedPart::new(format!("{place}[{i}]"), why));
+                        let reason = format!("the {kind} of this placeholder is not in the export");
+                        self.skipped.push(SkippedPart::new(format!("{location}[{i}]"), reason));
                     }
                 }
                 continue;
             }
             // The medium is both in the message and in a list: it is not inserted twice.
-            if let (Some(queue), Some((_, data))) = (queue, inside(&fields))
+            if let (Some(queue), Some((_, data))) = (queue, embedded_medium(&fields))
                 && queue.front().is_some_and(|m| !m.data.is_empty() && m.data == payload(&data))
             {
                 queue.pop_front();
@@ -177,28 +183,26 @@ fn list<'a>(fields: &ForeignObject<'a>, name: &str) -> Result<Vec<&'a str>> {
 }
 
 /// Converts an image. Returns its base64 data and its message part.
-fn picture(raw: &str, place: &str) -> Result<(String, String)> {
-    let data = string(raw).ok_or_else(|| Error::invalid(place, "a picture must be base64 text"))?;
-    let bytes = STANDARD.decode(payload(&data)).map_err(|e| Error::invalid(place, format!("not base64: {e}")))?;
+fn image(raw: &str, location: &str) -> Result<(String, String)> {
+    let data = string(raw).ok_or_else(|| Error::invalid(location, "an image must be a base64 string"))?;
+    let bytes = STANDARD.decode(payload(&data)).map_err(|e| Error::invalid(location, format!("not base64: {e}")))?;
     let kind = match &bytes[..] {
         [0xff, 0xd8, ..] => "jpeg",
         [b'G', b'I', b'F', ..] => "gif",
         [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => "webp",
         _ => "png",
     };
-    let url = match data.starts_with("data:") {
-        true => data.clone(),
-        false => format!("data:image/{kind};base64,{data}"),
-    };
+    let url = if data.starts_with("data:") { data.clone() } else { format!("data:image/{kind};base64,{data}") };
     match ImportedPart::image(&url) {
         ImportedPart::Json(part) => Ok((payload(&data).to_owned(), part)),
-        ImportedPart::Text(_) => Err(Error::invalid(place, "not a picture")),
+        ImportedPart::Text(_) => Err(Error::invalid(location, "not an image")),
     }
 }
 
 /// Converts calls so that their arguments are text. `None` means that they are unchanged.
 fn calls(raw: &str) -> Option<String> {
-    let (mut calls, mut changed) = (Vec::new(), false);
+    let mut calls = Vec::new();
+    let mut changed = false;
     for call in items(raw)? {
         let fields = ForeignObject::of(call)?;
         let Some(function) = fields.object("function") else {
@@ -222,7 +226,7 @@ fn calls(raw: &str) -> Option<String> {
 }
 
 /// The kind and the data of the medium in a message part.
-fn inside(part: &ForeignObject<'_>) -> Option<(&'static str, String)> {
+fn embedded_medium(part: &ForeignObject<'_>) -> Option<(&'static str, String)> {
     let url = |name: &str| part.text(name).or_else(|| part.object(name)?.text("url"));
     match &*part.text("type")? {
         "image_url" => Some(("image", url("image_url")?)),
@@ -263,11 +267,14 @@ struct MistralSource {
 /// given; the media in them again as base64 lists (`images`, `videos`, `files`); and the other
 /// fields of an export. [`read`](super::read) converts it back to the same export (D-096).
 pub fn to_mistralrs(export: &Export) -> Result<Box<RawValue>> {
-    let (mut images, mut videos, mut files, mut turn) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    let mut images = Vec::new();
+    let mut videos = Vec::new();
+    let mut files = Vec::new();
+    let mut turn = 0;
     for message in &export.messages {
         let content = ForeignObject::of(message.as_str()).and_then(|f| f.get("content"));
         for part in content.and_then(items).unwrap_or_default().into_iter().filter_map(ForeignObject::of) {
-            let Some((kind, data)) = inside(&part) else { continue };
+            let Some((kind, data)) = embedded_medium(&part) else { continue };
             let Ok(bytes) = STANDARD.decode(payload(&data)) else { continue };
             match kind {
                 _ if bytes.is_empty() => {}
@@ -286,5 +293,5 @@ pub fn to_mistralrs(export: &Export) -> Result<Box<RawValue>> {
         turn += usize::from(message.role() == Role::User);
     }
     serde_json::value::to_raw_value(&SerializedMessage { export, images, videos, files })
-        .map_err(|e| Error::invalid("messages", format!("the session can not be written as JSON: {e}")))
+        .map_err(|e| Error::invalid("messages", format!("the session cannot be serialized as JSON: {e}")))
 }

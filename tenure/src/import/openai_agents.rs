@@ -14,7 +14,7 @@ use std::path::Path;
 /// invalid session does not affect the others.
 pub fn read_agents_db(path: impl AsRef<Path>) -> Result<Vec<Result<ImportedSession>>> {
     let path = path.as_ref();
-    let wrong = |e: rusqlite::Error| match e.sqlite_error_code() {
+    let to_error = |e: rusqlite::Error| match e.sqlite_error_code() {
         None | Some(rusqlite::ErrorCode::NotADatabase | rusqlite::ErrorCode::Unknown) => Error::invalid(
             "",
             format!(
@@ -24,10 +24,10 @@ pub fn read_agents_db(path: impl AsRef<Path>) -> Result<Vec<Result<ImportedSessi
         ),
         _ => Error::unavailable(format!("{}: {e}", path.display())),
     };
-    let db = open(path).map_err(wrong)?;
+    let db = open(path).map_err(to_error)?;
     let branched = db.prepare("SELECT branch_id, message_id FROM message_structure").is_ok();
-    let sessions = sessions(&db).map_err(wrong)?;
-    sessions.into_iter().map(|row| Ok(session(&row, items(&db, &row.id, branched).map_err(wrong)?))).collect()
+    let sessions = sessions(&db).map_err(to_error)?;
+    sessions.into_iter().map(|row| Ok(session(&row, items(&db, &row.id, branched).map_err(to_error)?))).collect()
 }
 
 /// A row of `agent_sessions`.
@@ -43,11 +43,11 @@ type AgentsItem = (i64, Option<String>, bool);
 /// Opens the database read-only. Without a write-ahead log the file is complete, and is opened as
 /// immutable, which also works in a read-only directory.
 fn open(path: &Path) -> rusqlite::Result<Connection> {
-    let mut log = path.as_os_str().to_owned();
-    log.push("-wal");
-    let alone = std::fs::metadata(&log).map_or(true, |m| m.len() == 0);
+    let mut wal = path.as_os_str().to_owned();
+    wal.push("-wal");
+    let has_no_wal = std::fs::metadata(&wal).map_or(true, |m| m.len() == 0);
     let name = path.to_string_lossy().replace('%', "%25").replace('?', "%3f").replace('#', "%23");
-    let uri = format!("file:{name}?mode=ro{}", if alone { "&immutable=1" } else { "" });
+    let uri = format!("file:{name}?mode=ro{}", if has_no_wal { "&immutable=1" } else { "" });
     Connection::open_with_flags(uri, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI)
 }
 
@@ -68,9 +68,10 @@ fn sessions(db: &Connection) -> rusqlite::Result<Vec<AgentsRow>> {
 }
 
 fn items(db: &Connection, session: &str, branched: bool) -> rusqlite::Result<Vec<AgentsItem>> {
-    let main = match branched {
-        true => "NOT EXISTS (SELECT 1 FROM message_structure s WHERE s.message_id = m.id AND s.branch_id <> 'main')",
-        false => "1",
+    let main = if branched {
+        "NOT EXISTS (SELECT 1 FROM message_structure s WHERE s.message_id = m.id AND s.branch_id <> 'main')"
+    } else {
+        "1"
     };
     let sql = format!("SELECT id, message_data, {main} FROM agent_messages m WHERE session_id = ?1 ORDER BY id");
     let mut rows = db.prepare(&sql)?;
@@ -79,27 +80,28 @@ fn items(db: &Connection, session: &str, branched: bool) -> rusqlite::Result<Vec
 }
 
 fn session(row: &AgentsRow, items: Vec<AgentsItem>) -> Result<ImportedSession> {
-    let (mut reader, mut others) = (ResponsesReader::default(), 0);
+    let mut reader = ResponsesReader::default();
+    let mut other_items = 0;
     for (id, data, main) in items {
-        let place = format!("session {:.40}, item {id}", row.id);
-        let not_text = || Error::invalid(&*place, "the item is not text");
-        match main {
-            true => reader.item(&data.ok_or_else(not_text)?, &place)?,
-            false => others += 1,
+        let location = format!("session {:.40}, item {id}", row.id);
+        let not_text = || Error::invalid(&*location, "the item is not text");
+        if main {
+            reader.item(&data.ok_or_else(not_text)?, &location)?;
+        } else {
+            other_items += 1;
         }
     }
-    let mut foreign = reader.finish()?;
-    (foreign.export.created_at, foreign.export.updated_at) = (row.created_at, row.updated_at);
+    let mut imported = reader.finish()?;
+    imported.export.created_at = row.created_at;
+    imported.export.updated_at = row.updated_at;
     match SessionId::new(&row.id) {
-        Ok(id) => foreign.export.session_id = Some(id),
-        Err(e) => {
-            foreign.left_out.push(SkippedPart::new("session_id", format!("{e}; the session gets an id of its own")))
-        }
+        Ok(id) => imported.export.session_id = Some(id),
+        Err(e) => imported.left_out.push(SkippedPart::new("session_id", format!("{e}; a new session id is generated"))),
     }
-    if others > 0 {
-        foreign
+    if other_items > 0 {
+        imported
             .left_out
-            .push(SkippedPart::new("message_structure", format!("{others} items of branches other than `main`")));
+            .push(SkippedPart::new("message_structure", format!("{other_items} items of branches other than `main`")));
     }
-    Ok(foreign)
+    Ok(imported)
 }

@@ -8,8 +8,8 @@ use crate::session::transfer::export::Export;
 use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 
-/// The known fields of an item, which are not listed as left out.
-const ITEM: [&str; 8] = ["type", "role", "content", "call_id", "name", "arguments", "input", "output"];
+/// The known fields of an item, which are not listed as skipped.
+const ITEM_FIELDS: [&str; 8] = ["type", "role", "content", "call_id", "name", "arguments", "input", "output"];
 
 /// Reads one session from its items.
 pub(super) fn read(docs: &[Document<'_>]) -> Result<ImportedSession> {
@@ -25,84 +25,89 @@ pub(super) fn read(docs: &[Document<'_>]) -> Result<ImportedSession> {
 pub(super) struct ResponsesReader {
     drafts: Vec<MessageBuilder>,
     fields: Bookkeeping,
-    left_out: Vec<SkippedPart>,
+    skipped: Vec<SkippedPart>,
 }
 
 impl ResponsesReader {
     /// The converted session.
     pub fn finish(self) -> Result<ImportedSession> {
         let export = Export { messages: messages(self.drafts)?, ..Export::default() };
-        let left_out = self.left_out.into_iter().chain(self.fields.left_out("every item")).collect();
-        Ok(ImportedSession { format: ImportFormat::Responses, export, left_out })
+        let skipped = self.skipped.into_iter().chain(self.fields.left_out("every item")).collect();
+        Ok(ImportedSession { format: ImportFormat::Responses, export, left_out: skipped })
     }
 
     /// Converts the next item.
-    pub fn item(&mut self, raw: &str, place: &str) -> Result<()> {
-        self.take(raw, place).map_err(|e| at(place, e))
+    pub fn item(&mut self, raw: &str, location: &str) -> Result<()> {
+        self.convert(raw, location).map_err(|e| at(location, e))
     }
 
-    fn take(&mut self, raw: &str, place: &str) -> Result<()> {
+    fn convert(&mut self, raw: &str, location: &str) -> Result<()> {
         let item = ForeignObject::of(raw).ok_or_else(|| Error::invalid("", "an item must be a JSON object"))?;
-        let need =
+        let required =
             |name: &str| item.text(name).ok_or_else(|| Error::invalid(name, format!("the item needs a `{name}`")));
         let kind = item.text("type").unwrap_or_else(|| "message".to_owned());
         match &*kind {
             "message" => {
-                let role = need("role")?;
-                let mut said = MessageBuilder::new(place, &role);
-                self.content(item.get("content"), &format!("{place}.content"), &mut said)?;
-                if !said.is_empty() {
-                    self.drafts.push(said);
+                let role = required("role")?;
+                let mut draft = MessageBuilder::new(location, &role);
+                self.content(item.get("content"), &format!("{location}.content"), &mut draft)?;
+                if !draft.is_empty() {
+                    self.drafts.push(draft);
                 }
             }
             "function_call" => {
-                let call = ImportedCall::function(need("call_id")?, &need("name")?, &need("arguments")?);
-                self.call(place, call);
+                let call = ImportedCall::function(required("call_id")?, &required("name")?, &required("arguments")?);
+                self.call(location, call);
             }
             "custom_tool_call" => {
-                let call = ImportedCall::custom(need("call_id")?, &need("name")?, &need("input")?);
-                self.call(place, call);
+                let call = ImportedCall::custom(required("call_id")?, &required("name")?, &required("input")?);
+                self.call(location, call);
             }
             "function_call_output" | "custom_tool_call_output" => {
                 let mut result =
-                    MessageBuilder { answers: Some(need("call_id")?), ..MessageBuilder::new(place, "tool") };
-                self.content(item.get("output"), &format!("{place}.output"), &mut result)?;
+                    MessageBuilder { answers: Some(required("call_id")?), ..MessageBuilder::new(location, "tool") };
+                self.content(item.get("output"), &format!("{location}.output"), &mut result)?;
                 self.drafts.push(result);
             }
             "reasoning" => {
-                self.left_out
-                    .push(SkippedPart::new(place, "the model's thoughts; only the model that had them can read them"));
+                self.skipped.push(SkippedPart::new(
+                    location,
+                    "reasoning of the model, which only the model that produced it can read",
+                ));
                 return Ok(());
             }
             other => {
-                self.left_out.push(SkippedPart::new(
-                    place,
-                    format!("an item that is no message, type {other}", other = excerpt(other)),
+                self.skipped.push(SkippedPart::new(
+                    location,
+                    format!(
+                        "an item that is neither a message, a tool call nor a tool result, type {other}",
+                        other = excerpt(other)
+                    ),
                 ));
                 return Ok(());
             }
         }
-        self.fields.note("", item.0.iter().map(|(n, _)| &**n), &ITEM);
+        self.fields.note("", item.0.iter().map(|(n, _)| &**n), &ITEM_FIELDS);
         Ok(())
     }
 
     /// Adds a call to the assistant message right before it, or to a new one.
-    fn call(&mut self, place: &str, call: ImportedCall) {
+    fn call(&mut self, location: &str, call: ImportedCall) {
         match self.drafts.last_mut() {
-            Some(said) if said.role == "assistant" => said.calls.push(call),
-            _ => self.drafts.push(MessageBuilder { calls: vec![call], ..MessageBuilder::new(place, "assistant") }),
+            Some(draft) if draft.role == "assistant" => draft.calls.push(call),
+            _ => self.drafts.push(MessageBuilder { calls: vec![call], ..MessageBuilder::new(location, "assistant") }),
         }
     }
 
     /// Adds the content of an item to a message.
-    fn content(&mut self, raw: Option<&str>, place: &str, said: &mut MessageBuilder) -> Result<()> {
+    fn content(&mut self, raw: Option<&str>, location: &str, draft: &mut MessageBuilder) -> Result<()> {
         let raw = raw.unwrap_or(r#""""#);
         if let Some(text) = string(raw) {
-            said.parts.push(ImportedPart::Text(text));
+            draft.parts.push(ImportedPart::Text(text));
             return Ok(());
         }
-        let name = place.rsplit('.').next().unwrap_or_default();
-        let parts = items(raw).ok_or_else(|| Error::invalid(name, "this must be a string or a list of parts"))?;
+        let name = location.rsplit('.').next().unwrap_or_default();
+        let parts = items(raw).ok_or_else(|| Error::invalid(name, "the value must be a string or a list of parts"))?;
         for (i, raw) in parts.into_iter().enumerate() {
             let fields = ForeignObject::of(raw).unwrap_or_default();
             let part = match &*fields.text("type").unwrap_or_default() {
@@ -117,7 +122,7 @@ impl ResponsesReader {
                 "input_file" => file(&fields),
                 "input_audio" => Some(ImportedPart::Json(raw.to_owned())),
                 "refusal" => {
-                    said.refusal = fields.text("refusal");
+                    draft.refusal = fields.text("refusal");
                     continue;
                 }
                 _ => None,
@@ -125,11 +130,14 @@ impl ResponsesReader {
             let extra = ["annotations", "logprobs"].into_iter().filter(|n| fields.get(n).is_some_and(|v| v != "[]"));
             self.fields.note("content.", extra, &[]);
             match part {
-                Some(part) => said.parts.push(part),
+                Some(part) => draft.parts.push(part),
                 None => {
                     let kind = fields.text("type").unwrap_or_default();
-                    let why = format!("a part that a message has no place for, type {kind}", kind = excerpt(kind));
-                    self.left_out.push(SkippedPart::new(format!("{place}[{i}]"), why));
+                    let reason = format!(
+                        "a content part that cannot be represented in a message, type {kind}",
+                        kind = excerpt(kind)
+                    );
+                    self.skipped.push(SkippedPart::new(format!("{location}[{i}]"), reason));
                 }
             }
         }
@@ -141,8 +149,8 @@ impl ResponsesReader {
 fn file(part: &ForeignObject<'_>) -> Option<ImportedPart> {
     let known = ["filename", "file_data", "file_id"];
     let fields: Vec<_> = known.iter().filter_map(|n| Some((*n, part.get(n)?.into()))).collect();
-    let there = part.get("file_data").or(part.get("file_id")).is_some();
-    there.then(|| {
+    let has_source = part.get("file_data").or(part.get("file_id")).is_some();
+    has_source.then(|| {
         ImportedPart::Json(format!(r#"{{"type":"file","file":{}}}"#, crate::import::raw_object::object(fields)))
     })
 }

@@ -19,12 +19,12 @@ use std::collections::{HashMap, HashSet};
 const PAGE: usize = 4096;
 
 /// The number of times a session is checked if it changes during the check.
-const LOOKS: usize = 3;
+const MAX_ATTEMPTS: usize = 3;
 
 /// The maximum number of rounds of repairs. A repair may make another one possible.
 const ROUNDS: usize = 3;
 
-const RESTORE: &str = "restore the session from a backup, or purge it";
+const RESTORE_ADVICE: &str = "restore the session from a backup, or purge it";
 
 /// The result of a repair.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -41,9 +41,16 @@ impl Tenure {
     /// messages, and orphaned data. `progress` is called with the number of sessions checked so
     /// far. The store may be in use meanwhile.
     pub async fn examine(&self, mut progress: impl FnMut(usize)) -> Result<Vec<Finding>> {
-        let mut exam =
-            Examination { tenure: self, found: Vec::new(), media: HashMap::new(), unread: HashSet::new(), lost: false };
-        let (mut offset, mut limit, mut last) = (0, PAGE, None);
+        let mut exam = Examination {
+            tenure: self,
+            findings: Vec::new(),
+            media: HashMap::new(),
+            unreadable: HashSet::new(),
+            has_unknown_tenant: false,
+        };
+        let mut offset = 0;
+        let mut limit = PAGE;
+        let mut last = None;
         loop {
             let page =
                 self.store().heads(&SessionQuery { offset, ..SessionQuery::new(OwnerFilter::Everyone, limit) }).await;
@@ -60,14 +67,14 @@ impl Tenure {
                 // A head that cannot be read makes its whole page fail: halve the page until the
                 // head is alone.
                 Err(Error::Corrupt { .. }) if limit > 1 => limit /= 2,
-                Err(Error::Corrupt { place, why }) => {
-                    exam.lost = true;
-                    let finding = Finding::new(place, why, RESTORE);
+                Err(Error::Corrupt { place: location, why: reason }) => {
+                    exam.has_unknown_tenant = true;
+                    let finding = Finding::new(location, reason, RESTORE_ADVICE);
                     // The same finding again: all heads are affected, not only one.
                     if last.as_ref() == Some(&finding) {
                         break;
                     }
-                    exam.found.push(finding.clone());
+                    exam.findings.push(finding.clone());
                     last = Some(finding);
                     offset += 1;
                     progress(offset);
@@ -76,15 +83,17 @@ impl Tenure {
             }
         }
         // After the sessions, so that all media that they reference are known.
-        let of_the_store = match self.store().check(&[]).await {
-            Err(Error::Corrupt { place, why }) => vec![Finding::new(place, why, "restore the store from a backup")],
-            found => found?,
+        let store_findings = match self.store().check(&[]).await {
+            Err(Error::Corrupt { place: location, why: reason }) => {
+                vec![Finding::new(location, reason, "restore the store from a backup")]
+            }
+            findings => findings?,
         };
-        let mut found: Vec<Finding> = of_the_store.into_iter().map(|f| exam.judge(f)).collect();
-        found.extend(exam.found);
-        let mut told = HashSet::new();
-        found.retain(|f| told.insert((f.place.clone(), f.what.clone())));
-        Ok(found)
+        let mut findings: Vec<Finding> = store_findings.into_iter().map(|f| exam.confirm_unused(f)).collect();
+        findings.extend(exam.findings);
+        let mut reported = HashSet::new();
+        findings.retain(|f| reported.insert((f.place.clone(), f.what.clone())));
+        Ok(findings)
     }
 
     /// Repairs a finding of [`Tenure::examine`] if that is safe. Returns true if it did. Does
@@ -93,41 +102,41 @@ impl Tenure {
         match &finding.cure {
             Remedy::Advice(_) => return Ok(false),
             Remedy::Remove(orphan) => drop(self.store().check(std::slice::from_ref(orphan)).await?),
-            Remedy::Card(key) => self.rebuild_card(key).await?,
+            Remedy::Card(key) => self.rebuild_head(key).await?,
         }
         Ok(true)
     }
 
     /// Checks everything, repairs what is safe to repair, and checks again.
     pub async fn repair_all(&self, mut progress: impl FnMut(usize)) -> Result<RepairReport> {
-        let mut done = RepairReport::default();
+        let mut report = RepairReport::default();
         for _ in 0..ROUNDS {
-            done.left = self.examine(&mut progress).await?;
-            let before = done.mended.len();
-            for finding in done.left.iter().filter(|f| f.is_mendable()) {
+            report.left = self.examine(&mut progress).await?;
+            let before = report.mended.len();
+            for finding in report.left.iter().filter(|f| f.is_mendable()) {
                 match self.repair(finding).await {
-                    Ok(true) => done.mended.push(finding.clone()),
+                    Ok(true) => report.mended.push(finding.clone()),
                     Ok(false) => {}
-                    Err(error) => tracing::warn!(place = finding.place, %error, "could not be mended"),
+                    Err(error) => tracing::warn!(location = finding.place, %error, "a finding could not be repaired"),
                 }
             }
-            if done.mended.len() == before {
-                return Ok(done);
+            if report.mended.len() == before {
+                return Ok(report);
             }
         }
-        done.left = self.examine(progress).await?;
-        Ok(done)
+        report.left = self.examine(progress).await?;
+        Ok(report)
     }
 
     /// Rebuilds the head of a session from its log.
-    async fn rebuild_card(&self, key: &SessionKey) -> Result<()> {
+    async fn rebuild_head(&self, key: &SessionKey) -> Result<()> {
         let missing = || Error::NotFound { session_id: key.session.clone() };
         let stored = self.store().head(key).await?.ok_or_else(missing)?;
         let log = self.engine.log(&stored).await?.into_iter().flatten();
         let Some(session) = Session::replay(key, log) else {
             return Err(Error::corrupt(format!("session {key}"), "its log does not begin with `created`"));
         };
-        let mut head = card(&stored, session.head());
+        let mut head = expected_head(&stored, session.head());
         head.due_at = self.engine.due_at(&head);
         self.store().commit(&Commit::new(Some(stored.end()), Vec::new(), head)).await?;
         self.engine.forget(key);
@@ -139,13 +148,13 @@ impl Tenure {
 /// head: the next sweep time, the expiry of the lease, and where a purge moved the beginning of the
 /// log. Fields that are absent in the stored head stay absent: an older version may not have known
 /// them.
-fn card(stored: &Head, replayed: &Head) -> Head {
+fn expected_head(stored: &Head, replayed: &Head) -> Head {
     let mut head =
         Head { due_at: stored.due_at, first: stored.first, parent: stored.parent.clone(), ..replayed.clone() };
-    if let (Some(theirs), Some(lease)) = (&stored.lease, &mut head.lease)
-        && theirs.run == lease.run
+    if let (Some(stored_lease), Some(lease)) = (&stored.lease, &mut head.lease)
+        && stored_lease.run == lease.run
     {
-        *lease = theirs.clone();
+        *lease = stored_lease.clone();
     }
     if stored.front.is_none() {
         head.front = None;
@@ -162,38 +171,38 @@ fn card(stored: &Head, replayed: &Head) -> Head {
 /// The state of an examination.
 struct Examination<'a> {
     tenure: &'a Tenure,
-    found: Vec<Finding>,
+    findings: Vec<Finding>,
     /// The media that messages reference, with what is wrong with each. `None` means that it is intact.
     media: HashMap<(Tenant, BlobId), Option<String>>,
     /// Tenants with a session that could not be read, so that the media it references are unknown.
-    unread: HashSet<Tenant>,
+    unreadable: HashSet<Tenant>,
     /// Whether there is a session of which not even the tenant is known.
-    lost: bool,
+    has_unknown_tenant: bool,
 }
 
 impl Examination<'_> {
     /// Checks one session. Findings are only reported if the session did not change meanwhile.
     async fn session(&mut self, mut head: Head) -> Result<()> {
-        for look in 1.. {
-            let found = match self.look(&head).await {
-                Ok(found) => found,
-                Err(Error::Corrupt { place, why }) => {
-                    self.unread.insert(head.tenant.clone());
-                    vec![Finding::new(place, why, RESTORE)]
+        for attempt in 1.. {
+            let findings = match self.check_session(&head).await {
+                Ok(findings) => findings,
+                Err(Error::Corrupt { place: location, why: reason }) => {
+                    self.unreadable.insert(head.tenant.clone());
+                    vec![Finding::new(location, reason, RESTORE_ADVICE)]
                 }
                 // The session was purged meanwhile.
                 Err(Error::NotFound { .. }) => return Ok(()),
                 Err(e) => return Err(e),
             };
-            if found.is_empty() {
+            if findings.is_empty() {
                 return Ok(());
             }
             // A finding may be caused by a concurrent change: check again if the head has changed.
             match self.tenure.store().head(&head.key()).await {
                 Ok(None) => return Ok(()),
-                Ok(Some(now)) if now != head && look < LOOKS => head = now,
+                Ok(Some(now)) if now != head && attempt < MAX_ATTEMPTS => head = now,
                 _ => {
-                    self.found.extend(found);
+                    self.findings.extend(findings);
                     return Ok(());
                 }
             }
@@ -202,29 +211,33 @@ impl Examination<'_> {
     }
 
     /// Checks the parent, log, media, decision chain and head of one session.
-    async fn look(&mut self, head: &Head) -> Result<Vec<Finding>> {
+    async fn check_session(&mut self, head: &Head) -> Result<Vec<Finding>> {
         let key = head.key();
-        let place = format!("session {key}");
+        let location = format!("session {key}");
         if let Some(parent) = &head.parent {
             let session = parent.session.clone();
-            let above = self.tenure.store().head(&SessionKey { tenant: key.tenant.clone(), session }).await?;
+            let parent_head = self.tenure.store().head(&SessionKey { tenant: key.tenant.clone(), session }).await?;
             let at = parent.seq;
-            let wrong = match above {
-                None => Some(format!("it was forked from {} at record {at}, which does not exist", parent.session)),
-                Some(above) if above.seq < at => {
-                    Some(format!("it was forked from {} at record {at}, which ends at {}", parent.session, above.seq))
-                }
+            let problem = match parent_head {
+                None => Some(format!("its parent session {} (forked at record {at}) does not exist", parent.session)),
+                Some(parent_head) if parent_head.seq < at => Some(format!(
+                    "it was forked from {} at record {at}, but the log of that session ends at {}",
+                    parent.session, parent_head.seq
+                )),
                 Some(_) => None,
             };
-            if let Some(what) = wrong {
-                self.unread.insert(key.tenant.clone());
-                return Ok(vec![Finding::new(place, what, "restore its parent from a backup, or purge it")]);
+            if let Some(problem) = problem {
+                self.unreadable.insert(key.tenant.clone());
+                return Ok(vec![Finding::new(location, problem, "restore its parent from a backup, or purge it")]);
             }
         }
         let log: Vec<Record> = self.tenure.engine.log(head).await?.into_iter().flatten().collect();
-        let mut found = Vec::new();
+        let mut findings = Vec::new();
         if let Some((want, got)) = (1..).zip(&log).map(|(want, r)| (want, r.seq)).find(|(want, got)| want != got) {
-            return Err(Error::corrupt(place, format!("record {want} is missing, {got} is in its place")));
+            return Err(Error::corrupt(
+                location,
+                format!("record {want} is missing; record {got} was found in its position"),
+            ));
         }
         for record in log.iter().filter(|r| r.seq >= head.first) {
             let message = match &record.entry {
@@ -232,60 +245,60 @@ impl Examination<'_> {
                 Entry::Compacted { summary: Some(summary), .. } => summary,
                 _ => continue,
             };
-            for cut in message.cuts() {
-                if let Some(what) = self.medium(&key.tenant, &cut.id).await? {
-                    let advice = "restore the blob from a backup; until then the message can not be shown";
-                    found.push(Finding::new(format!("{place}, record {}", record.seq), what, advice));
+            for blob_ref in message.cuts() {
+                if let Some(problem) = self.check_blob(&key.tenant, &blob_ref.id).await? {
+                    let advice = "restore the blob from a backup; until then the message cannot be read";
+                    findings.push(Finding::new(format!("{location}, record {}", record.seq), problem, advice));
                 }
             }
         }
         let mut chain = ChainCheck::default();
         for record in &log {
-            if let (_, Some(what)) = chain.take(&key.session, record)
+            if let (_, Some(problem)) = chain.take(&key.session, record)
                 && record.seq >= head.first
             {
                 let advice = "the audit trail was tampered with: compare the session with a backup";
-                found.push(Finding::new(format!("{place}, record {}", record.seq), what, advice));
+                findings.push(Finding::new(format!("{location}, record {}", record.seq), problem, advice));
             }
         }
         match Session::replay(&key, log) {
-            None => found.push(Finding::new(place, "its log does not begin with `created`", RESTORE)),
-            Some(session) if card(head, session.head()) != *head => {
-                let what = format!("its card is not what its log says: {}", differences(head, session.head()));
-                found.push(Finding { place, what, cure: Remedy::Card(key) });
+            None => findings.push(Finding::new(location, "its log does not begin with `created`", RESTORE_ADVICE)),
+            Some(session) if expected_head(head, session.head()) != *head => {
+                let problem = format!("the head differs from the log in: {}", differences(head, session.head()));
+                findings.push(Finding { place: location, what: problem, cure: Remedy::Card(key) });
             }
             Some(_) => {}
         }
-        Ok(found)
+        Ok(findings)
     }
 
     /// Checks a blob and returns what is wrong with it. Each blob is read only once.
-    async fn medium(&mut self, tenant: &Tenant, id: &BlobId) -> Result<Option<String>> {
-        let at = (tenant.clone(), *id);
-        if let Some(known) = self.media.get(&at) {
+    async fn check_blob(&mut self, tenant: &Tenant, id: &BlobId) -> Result<Option<String>> {
+        let blob_key = (tenant.clone(), *id);
+        if let Some(known) = self.media.get(&blob_key) {
             return Ok(known.clone());
         }
-        let wrong = match self.tenure.store().blob(tenant, id).await {
+        let problem = match self.tenure.store().blob(tenant, id).await {
             Ok(Some(bytes)) if BlobId::of(&bytes) == *id => None,
-            Ok(Some(_)) => Some(format!("it needs blob {id}, whose bytes are not those that its name says")),
-            Ok(None) => Some(format!("it needs blob {id}, which is missing")),
-            Err(Error::Corrupt { place, why }) => {
-                Some(format!("it needs blob {id}, which is damaged at {place}: {why}"))
+            Ok(Some(_)) => Some(format!("it references blob {id}, whose content does not match its hash")),
+            Ok(None) => Some(format!("it references blob {id}, which is missing")),
+            Err(Error::Corrupt { place: location, why: reason }) => {
+                Some(format!("it references blob {id}, which is damaged at {location}: {reason}"))
             }
             Err(e) => return Err(e),
         };
-        self.media.insert(at, wrong.clone());
-        Ok(wrong)
+        self.media.insert(blob_key, problem.clone());
+        Ok(problem)
     }
 
     /// Changes a store's finding of an unused blob to advice if a message references the blob, or
     /// if a session that may reference it could not be read.
-    fn judge(&self, finding: Finding) -> Finding {
+    fn confirm_unused(&self, finding: Finding) -> Finding {
         let Remedy::Remove(Orphan::Blob(tenant, id)) = &finding.cure else { return finding };
         let advice = if self.media.contains_key(&(tenant.clone(), *id)) {
-            "a message needs it, and a purge may take it away: export its session and import it again, which counts it anew"
-        } else if self.lost || self.unread.contains(tenant) {
-            "a session of the tenant can not be read and may need it: see to that first"
+            "a message references the blob, but its reference is not counted, so a purge may remove it: export the session and import it again to correct the count"
+        } else if self.has_unknown_tenant || self.unreadable.contains(tenant) {
+            "a session of the tenant cannot be read and may reference the blob: repair that session first"
         } else {
             return finding;
         };
@@ -296,7 +309,8 @@ impl Examination<'_> {
 /// The names of the fields in which two heads differ.
 fn differences(stored: &Head, replayed: &Head) -> String {
     let fields = |head: &Head| serde_json::to_value(head).unwrap_or_default();
-    let (stored, replayed) = (fields(stored), fields(&card(stored, replayed)));
+    let replayed = fields(&expected_head(stored, replayed));
+    let stored = fields(stored);
     let names = stored.as_object().into_iter().chain(replayed.as_object()).flat_map(|o| o.keys());
     let mut names: Vec<&str> = names.map(|n| &**n).filter(|n| stored.get(n) != replayed.get(n)).collect();
     names.sort();

@@ -21,15 +21,15 @@ pub struct ErasureReceipt {
 impl Tenure {
     /// Erases a user: every session, memory and index entry. Forks that belong to other users keep
     /// the records that they share. Only the user or an administrator of the tenant may do it.
-    pub async fn erase(&self, who: &Principal, user: &User) -> Result<ErasureReceipt> {
-        if who.reach != AccessScope::Tenant && who.user != *user {
+    pub async fn erase(&self, principal: &Principal, user: &User) -> Result<ErasureReceipt> {
+        if principal.reach != AccessScope::Tenant && principal.user != *user {
             return Err(Error::invalid("user", "only the user or an administrator of the tenant can erase a user"));
         }
         let mut sessions = 0;
         loop {
             let page = self
                 .store()
-                .heads(&SessionQuery::new(OwnerFilter::User(who.tenant.clone(), user.clone()), 256))
+                .heads(&SessionQuery::new(OwnerFilter::User(principal.tenant.clone(), user.clone()), 256))
                 .await?;
             if page.is_empty() {
                 break;
@@ -40,8 +40,8 @@ impl Tenure {
                 sessions += 1;
             }
         }
-        self.retract_user(&who.tenant, user).await?;
-        self.store().clear(&who.tenant, &Owner::User(user.clone())).await?;
+        self.retract_user(&principal.tenant, user).await?;
+        self.store().clear(&principal.tenant, &Owner::User(user.clone())).await?;
         Ok(ErasureReceipt { user: user.clone(), sessions, at: self.now() })
     }
 }

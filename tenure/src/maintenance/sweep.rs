@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 pub const MAX_CLOCK_JUMP: SignedDuration = SignedDuration::from_mins(5);
 
 /// The number of sessions that are ended concurrently, so that a slow hook delays only these.
-const SIDE_BY_SIDE: usize = 16;
+const MAX_CONCURRENT_ENDS: usize = 16;
 
 /// The result of one pass of the sweep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,8 +53,8 @@ enum SweepOutcome {
 }
 
 impl SweepReport {
-    fn note(&mut self, key: SessionKey, done: Result<Option<SweepOutcome>>) {
-        match done {
+    fn record(&mut self, key: SessionKey, outcome: Result<Option<SweepOutcome>>) {
+        match outcome {
             Ok(None) => {}
             Ok(Some(SweepOutcome::Expired)) => self.expired.push(key),
             Ok(Some(SweepOutcome::Evicted)) => self.evicted.push(key),
@@ -65,26 +65,26 @@ impl SweepReport {
     }
 }
 
-/// Runs steps concurrently in this task, at most [`SIDE_BY_SIDE`] at a time. They start and are
+/// Runs steps concurrently in this task, at most [`MAX_CONCURRENT_ENDS`] at a time. They start and are
 /// reported in the given order.
-async fn side_by_side<T, F: Future<Output = Result<T>>>(
+async fn run_concurrently<T, F: Future<Output = Result<T>>>(
     steps: impl Iterator<Item = (SessionKey, F)>,
-    mut done: impl FnMut(SessionKey, Result<T>),
+    mut report: impl FnMut(SessionKey, Result<T>),
 ) {
     let mut steps = steps.enumerate();
     let mut running = FuturesUnordered::new();
     let mut outcomes = Vec::new();
     loop {
-        for (place, (key, step)) in steps.by_ref().take(SIDE_BY_SIDE - running.len()) {
-            running.push(async move { (place, key, step.await) });
+        for (index, (key, step)) in steps.by_ref().take(MAX_CONCURRENT_ENDS - running.len()) {
+            running.push(async move { (index, key, step.await) });
         }
         match running.next().await {
             Some(outcome) => outcomes.push(outcome),
             None => break,
         }
     }
-    outcomes.sort_by_key(|(place, ..)| *place);
-    outcomes.into_iter().for_each(|(_, key, outcome)| done(key, outcome));
+    outcomes.sort_by_key(|(index, ..)| *index);
+    outcomes.into_iter().for_each(|(_, key, outcome)| report(key, outcome));
 }
 
 impl Tenure {
@@ -95,29 +95,35 @@ impl Tenure {
         let mut report = SweepReport::default();
         let drift = self.engine.clock().drift();
         if drift.abs() > MAX_CLOCK_JUMP {
-            let why = format!("the clock has jumped by {drift:#}; restart the process once it is right");
-            tracing::warn!(%drift, "the clock has jumped: nothing is expired or purged");
-            report.suspended = Some(why);
+            let reason =
+                format!("the wall clock has jumped by {drift:#}; restart the process when the clock is correct");
+            tracing::warn!(%drift, "the wall clock has jumped: nothing is expired or purged");
+            report.suspended = Some(reason);
             return Ok(report);
         }
-        let (now, max) = (self.now(), self.limits().max_sweep);
+        let now = self.now();
+        let max = self.limits().max_sweep;
         let mut due = SessionQuery::new(OwnerFilter::Everyone, max);
-        (due.due_before, due.order) = (Some(now), SessionOrder::Due);
+        due.due_before = Some(now);
+        due.order = SessionOrder::Due;
         let heads = self.store().heads(&due).await?;
         report.more = heads.len() == max;
         let due = heads.into_iter().map(|head| (head.key(), self.end_due(head, now)));
-        side_by_side(due, |key, done| report.note(key, done)).await;
+        run_concurrently(due, |key, outcome| report.record(key, outcome)).await;
         if self.engine.options().max_sessions > 0 {
-            let heads = self.over_the_cap(max).await?;
+            let heads = self.sessions_over_limit(max).await?;
             report.more |= heads.len() == max;
             let tried = heads.len();
             let over = heads.into_iter().map(|head| (head.key(), self.end(head, EndReason::Evicted, now)));
-            side_by_side(over, |key, done| report.note(key, done.map(|ended| ended.then_some(SweepOutcome::Evicted))))
-                .await;
-            match report.evicted.is_empty() {
-                true => self.shared.stuck.fetch_add(tried, Ordering::Relaxed),
-                false => self.shared.stuck.swap(0, Ordering::Relaxed),
-            };
+            run_concurrently(over, |key, outcome| {
+                report.record(key, outcome.map(|ended| ended.then_some(SweepOutcome::Evicted)))
+            })
+            .await;
+            if report.evicted.is_empty() {
+                self.shared.stuck.fetch_add(tried, Ordering::Relaxed);
+            } else {
+                self.shared.stuck.swap(0, Ordering::Relaxed);
+            }
         }
         report.items = self.store().expire(now, max).await?;
         report.more |= report.items == max;
@@ -127,19 +133,20 @@ impl Tenure {
     /// The sessions over `max_sessions`, longest idle first, at most `max`. If none of them could
     /// be evicted, the next pass starts after them, so that failing hooks do not block the eviction
     /// of others (D-017).
-    async fn over_the_cap(&self, max: usize) -> Result<Vec<Head>> {
-        let counted = self.store().count().await?;
-        let live: u64 = counted.iter().filter(|(status, _)| status.is_live()).map(|(_, n)| n).sum();
+    async fn sessions_over_limit(&self, max: usize) -> Result<Vec<Head>> {
+        let counts = self.store().count().await?;
+        let live: u64 = counts.iter().filter(|(status, _)| status.is_live()).map(|(_, n)| n).sum();
         let over = usize::try_from(live).unwrap_or(usize::MAX).saturating_sub(self.engine.options().max_sessions);
-        let from = self.shared.stuck.load(Ordering::Relaxed);
-        let from = if from < over { from } else { 0 };
-        self.shared.stuck.store(from, Ordering::Relaxed);
+        let skipped = self.shared.stuck.load(Ordering::Relaxed);
+        let skipped = if skipped < over { skipped } else { 0 };
+        self.shared.stuck.store(skipped, Ordering::Relaxed);
         if over == 0 {
             return Ok(Vec::new());
         }
-        let mut oldest = SessionQuery::new(OwnerFilter::Everyone, (over - from).min(max));
-        oldest.offset = from;
-        (oldest.status, oldest.order) = (vec![Status::Active, Status::Paused], SessionOrder::Oldest);
+        let mut oldest = SessionQuery::new(OwnerFilter::Everyone, (over - skipped).min(max));
+        oldest.offset = skipped;
+        oldest.status = vec![Status::Active, Status::Paused];
+        oldest.order = SessionOrder::Oldest;
         self.store().heads(&oldest).await
     }
 

@@ -18,7 +18,7 @@ use std::collections::{BTreeSet, HashMap};
 
 const DREAMS: &str = "dreams";
 /// Maximum number of stored reports per tenant.
-const DREAMS_KEPT: usize = 100;
+const MAX_DREAMS: usize = 100;
 
 /// The thresholds for promoting a memory. All of them must be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,20 +87,21 @@ impl RecallStats {
 }
 
 /// Normalizes a question for deduplication: its set of words, without case, order and punctuation.
-fn question(text: &str) -> String {
+fn normalized_question(text: &str) -> String {
     let text = text.to_lowercase();
     let words: BTreeSet<&str> = text.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty()).collect();
     words.into_iter().collect::<Vec<_>>().join(" ")
 }
 
 impl Tenure {
-    /// Consolidates memory: examines the recalls in the sessions visible to `who` and promotes
-    /// memories that pass the rules. With `dry_run` it only reports them.
-    pub async fn dream(&self, who: &Principal, rules: &DreamRules, dry_run: bool) -> Result<Dream> {
-        let (id, at) = (format!("dream_{}", uuid::Uuid::now_v7().simple()), self.now());
+    /// Consolidates memory: examines the recalls in the sessions visible to `principal` and
+    /// promotes memories that pass the rules. With `dry_run` it only reports them.
+    pub async fn dream(&self, principal: &Principal, rules: &DreamRules, dry_run: bool) -> Result<Dream> {
+        let id = format!("dream_{}", uuid::Uuid::now_v7().simple());
+        let at = self.now();
         let mut dream = Dream { id, at, dry_run, sessions: 0, promoted: Vec::new() };
-        for assistant in self.engine.assistants(who).await? {
-            let policy = self.policy(&who.tenant, Some(&assistant.name)).memory;
+        for assistant in self.engine.assistants(principal).await? {
+            let policy = self.policy(&principal.tenant, Some(&assistant.name)).memory;
             if policy.scope != MemoryScope::Session {
                 continue;
             }
@@ -108,10 +109,10 @@ impl Tenure {
             query.assistant = Some(assistant.name.clone());
             query.status = vec![Status::Active, Status::Paused, Status::Expired];
             loop {
-                let page = self.engine.list(who, query.clone()).await?;
+                let page = self.engine.list(principal, query.clone()).await?;
                 dream.sessions += page.heads.len();
                 for head in page.heads {
-                    self.dream_of(head, &policy, rules, &mut dream).await?;
+                    self.promote_from_session(head, &policy, rules, &mut dream).await?;
                 }
                 match page.next {
                     Some(next) => query.cursor = Some(next),
@@ -120,67 +121,75 @@ impl Tenure {
             }
         }
         if !dry_run && !dream.promoted.is_empty() {
-            self.keep_dream(&who.tenant, &dream).await?;
+            self.store_dream(&principal.tenant, &dream).await?;
         }
         Ok(dream)
     }
 
     /// Examines one session and promotes its memories that pass the rules. A memory the user
     /// already has is skipped.
-    async fn dream_of(&self, head: Head, policy: &MemoryPolicy, rules: &DreamRules, dream: &mut Dream) -> Result<()> {
-        let session = Owner::Session(head.info.session_id.clone());
-        let own = shelf(&head.tenant, session.clone(), MEMORY);
-        if self.store().items(&own, None, 1).await?.is_empty() {
+    async fn promote_from_session(
+        &self,
+        head: Head,
+        policy: &MemoryPolicy,
+        rules: &DreamRules,
+        dream: &mut Dream,
+    ) -> Result<()> {
+        let owner = Owner::Session(head.info.session_id.clone());
+        let session_namespace = shelf(&head.tenant, owner.clone(), MEMORY);
+        if self.store().items(&session_namespace, None, 1).await?.is_empty() {
             return Ok(());
         }
-        let tallies = self.tallies(&shelf(&head.tenant, session, RECALLS)).await?;
-        let mut passed: Vec<_> = tallies.into_iter().filter(|(_, tally)| tally.passes(rules)).collect();
+        let all_stats = self.recall_stats(&shelf(&head.tenant, owner, RECALLS)).await?;
+        let mut passed: Vec<_> = all_stats.into_iter().filter(|(_, stats)| stats.passes(rules)).collect();
         passed.sort_by(|(a, _), (b, _)| a.cmp(b));
-        for (id, tally) in passed {
-            let Some(item) = self.store().get(&own, &id, None).await?.filter(|i| is_fresh(i, dream.at)) else {
+        for (id, stats) in passed {
+            let Some(item) = self.store().get(&session_namespace, &id, None).await?.filter(|i| is_fresh(i, dream.at))
+            else {
                 continue;
             };
-            let theirs = shelf(&head.tenant, Owner::User(head.user.clone()), MEMORY);
-            if self.store().get(&theirs, &id, None).await?.is_some_and(|i| is_fresh(&i, dream.at)) {
+            let user_namespace = shelf(&head.tenant, Owner::User(head.user.clone()), MEMORY);
+            if self.store().get(&user_namespace, &id, None).await?.is_some_and(|i| is_fresh(&i, dream.at)) {
                 continue;
             }
             if !dream.dry_run {
-                let place = MemoryLocation {
-                    shelf: theirs,
+                let location = MemoryLocation {
+                    shelf: user_namespace,
                     policy: policy.clone(),
                     assistant: None,
                     session: Some(head.clone()),
                 };
-                self.promote(&place, item, &dream.id).await?;
+                self.promote(&location, item, &dream.id).await?;
             }
             dream.promoted.push(PromotedMemory {
                 memory: id,
                 session_id: head.info.session_id.clone(),
                 user: head.user.clone(),
-                recalls: tally.recalls,
-                questions: tally.questions.len(),
-                days: tally.days.len(),
-                score: tally.score / tally.recalls as f64,
+                recalls: stats.recalls,
+                questions: stats.questions.len(),
+                days: stats.days.len(),
+                score: stats.score / stats.recalls as f64,
             });
         }
         Ok(())
     }
 
-    async fn tallies(&self, recalls: &Namespace) -> Result<HashMap<String, RecallStats>> {
-        let (mut all, mut after) = (HashMap::<String, RecallStats>::new(), None::<String>);
+    async fn recall_stats(&self, recalls: &Namespace) -> Result<HashMap<String, RecallStats>> {
+        let mut all_stats = HashMap::<String, RecallStats>::new();
+        let mut after = None::<String>;
         loop {
             let page = self.store().items(recalls, after.as_deref(), 256).await?;
-            let Some(last) = page.last() else { return Ok(all) };
+            let Some(last) = page.last() else { return Ok(all_stats) };
             after = Some(last.key.clone());
             for item in &page {
-                let place = || format!("recall {} of {}", item.key, recalls.owner);
-                let event: RecallEvent = serde_json::from_str(&item.value).map_err(|e| Error::corrupt(place(), e))?;
-                for told in event.found {
-                    let tally = all.entry(told.id).or_default();
-                    tally.recalls += 1;
-                    tally.score += told.score;
-                    tally.questions.insert(question(&event.question));
-                    tally.days.insert(event.at.strftime("%Y-%m-%d").to_string());
+                let subject = || format!("recall {} of {}", item.key, recalls.owner);
+                let event: RecallEvent = serde_json::from_str(&item.value).map_err(|e| Error::corrupt(subject(), e))?;
+                for memory in event.found {
+                    let stats = all_stats.entry(memory.id).or_default();
+                    stats.recalls += 1;
+                    stats.score += memory.score;
+                    stats.questions.insert(normalized_question(&event.question));
+                    stats.days.insert(event.at.strftime("%Y-%m-%d").to_string());
                 }
             }
         }
@@ -188,68 +197,69 @@ impl Tenure {
 
     /// Copies a session's memory to its user, with back references from its sources so that it can
     /// be retracted.
-    async fn promote(&self, place: &MemoryLocation, item: Item, dream: &str) -> Result<()> {
-        let mut all = kept(&item)?;
-        all.dream = Some(dream.to_owned());
-        for source in all.sources.keys() {
-            self.leave_traces(place, &item.key, source, &User::default()).await?;
+    async fn promote(&self, location: &MemoryLocation, item: Item, dream: &str) -> Result<()> {
+        let mut record = kept(&item)?;
+        record.dream = Some(dream.to_owned());
+        for source in record.sources.keys() {
+            self.leave_traces(location, &item.key, source, &User::default()).await?;
         }
-        let age = place.policy.retention.and_then(|d| SignedDuration::try_from(d).ok());
-        let expires_at = age.and_then(|age| self.now().checked_add(age).ok());
-        let item = Item { value: written(&all), expires_at, uses: 0, ..item };
-        let _changing = self.shared.memories.changing(&item.key).await;
-        self.store().put(&place.shelf, &item, bound(place.policy.max_entries, &item.key)).await?;
-        self.memory_changed(&place.shelf, &item.key).await
+        let retention = location.policy.retention.and_then(|d| SignedDuration::try_from(d).ok());
+        let expires_at = retention.and_then(|retention| self.now().checked_add(retention).ok());
+        let item = Item { value: written(&record), expires_at, uses: 0, ..item };
+        let _memory_guard = self.shared.memories.changing(&item.key).await;
+        self.store().put(&location.shelf, &item, bound(location.policy.max_entries, &item.key)).await?;
+        self.memory_changed(&location.shelf, &item.key).await
     }
 
-    async fn keep_dream(&self, tenant: &Tenant, dream: &Dream) -> Result<()> {
+    async fn store_dream(&self, tenant: &Tenant, dream: &Dream) -> Result<()> {
         let item = self.lasting(dream.id.clone(), serde_json::to_string(dream).expect("plain data"));
-        self.store().put(&dreams(tenant), &item, Some(DREAMS_KEPT)).await
+        self.store().put(&dream_namespace(tenant), &item, Some(MAX_DREAMS)).await
     }
 
     /// Lists the dreams of a tenant that promoted something, newest first. Requires an
     /// administrator of the tenant.
-    pub async fn dreams(&self, who: &Principal) -> Result<Vec<Dream>> {
-        administers(who)?;
-        self.all_dreams(&who.tenant).await
+    pub async fn dreams(&self, principal: &Principal) -> Result<Vec<Dream>> {
+        check_administrator(principal)?;
+        self.all_dreams(&principal.tenant).await
     }
 
     async fn all_dreams(&self, tenant: &Tenant) -> Result<Vec<Dream>> {
-        let items = self.store().items(&dreams(tenant), None, DREAMS_KEPT * 2).await?;
-        let read = |item: &Item| {
+        let items = self.store().items(&dream_namespace(tenant), None, MAX_DREAMS * 2).await?;
+        let decode = |item: &Item| {
             serde_json::from_str(&item.value).map_err(|e| Error::corrupt(format!("dream {}", item.key), e))
         };
-        items.iter().rev().map(read).collect()
+        items.iter().rev().map(decode).collect()
     }
 
     /// Reverts the promotions of a dream and returns how many were reverted. `None` means that
     /// there is no such dream. A promoted memory that has gained other sources since then stays.
     /// Requires an administrator of the tenant.
-    pub async fn undo_dream(&self, who: &Principal, id: &str) -> Result<Option<usize>> {
-        administers(who)?;
-        let Some(dream) = self.all_dreams(&who.tenant).await?.into_iter().find(|d| d.id == id) else { return Ok(None) };
-        let mut undone = 0;
-        for one in &dream.promoted {
-            let theirs = shelf(&who.tenant, Owner::User(one.user.clone()), MEMORY);
-            let _changing = self.shared.memories.changing(&one.memory).await;
-            let Some(item) = self.store().get(&theirs, &one.memory, None).await? else { continue };
-            let mut all = kept(&item)?;
-            if all.dream.as_deref() != Some(id) {
+    pub async fn undo_dream(&self, principal: &Principal, id: &str) -> Result<Option<usize>> {
+        check_administrator(principal)?;
+        let Some(dream) = self.all_dreams(&principal.tenant).await?.into_iter().find(|d| d.id == id) else {
+            return Ok(None);
+        };
+        let mut reverted = 0;
+        for promotion in &dream.promoted {
+            let user_namespace = shelf(&principal.tenant, Owner::User(promotion.user.clone()), MEMORY);
+            let _memory_guard = self.shared.memories.changing(&promotion.memory).await;
+            let Some(item) = self.store().get(&user_namespace, &promotion.memory, None).await? else { continue };
+            let mut record = kept(&item)?;
+            if record.dream.as_deref() != Some(id) {
                 continue;
             }
-            all.sources.remove(one.session_id.as_str());
-            match all.sources.is_empty() {
-                true => drop(self.store().remove(&theirs, &one.memory).await?),
-                false => {
-                    let value = written(&MemoryRecord { dream: None, ..all });
-                    self.store().put(&theirs, &Item { value, ..item }, None).await?;
-                }
+            record.sources.remove(promotion.session_id.as_str());
+            if record.sources.is_empty() {
+                self.store().remove(&user_namespace, &promotion.memory).await?;
+            } else {
+                let value = written(&MemoryRecord { dream: None, ..record });
+                self.store().put(&user_namespace, &Item { value, ..item }, None).await?;
             }
-            self.memory_changed(&theirs, &one.memory).await?;
-            undone += 1;
+            self.memory_changed(&user_namespace, &promotion.memory).await?;
+            reverted += 1;
         }
-        self.store().remove(&dreams(&who.tenant), id).await?;
-        Ok(Some(undone))
+        self.store().remove(&dream_namespace(&principal.tenant), id).await?;
+        Ok(Some(reverted))
     }
 
     /// Removes a user from the stored reports.
@@ -258,21 +268,21 @@ impl Tenure {
             let before = dream.promoted.len();
             dream.promoted.retain(|p| p.user != *user);
             if dream.promoted.len() < before {
-                self.keep_dream(tenant, &dream).await?;
+                self.store_dream(tenant, &dream).await?;
             }
         }
         Ok(())
     }
 }
 
-fn administers(who: &Principal) -> Result<()> {
-    match who.reach {
+fn check_administrator(principal: &Principal) -> Result<()> {
+    match principal.reach {
         AccessScope::Tenant => Ok(()),
-        AccessScope::Own => Err(Error::invalid("dream", "dreams are for an administrator of the tenant")),
+        AccessScope::Own => Err(Error::invalid("dream", "dream reports require an administrator of the tenant")),
     }
 }
 
-fn dreams(tenant: &Tenant) -> Namespace {
+fn dream_namespace(tenant: &Tenant) -> Namespace {
     shelf(tenant, Owner::Tenant, DREAMS)
 }
 
@@ -281,8 +291,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_question_in_other_words_order_and_case_is_one() {
-        assert_eq!(question("What tea, Ada?"), question("ada what TEA"));
-        assert_ne!(question("What tea?"), question("What coffee?"));
+    fn a_question_is_the_same_in_any_word_order_case_and_punctuation() {
+        assert_eq!(normalized_question("What tea, Ada?"), normalized_question("ada what TEA"));
+        assert_ne!(normalized_question("What tea?"), normalized_question("What coffee?"));
     }
 }

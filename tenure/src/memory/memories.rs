@@ -25,7 +25,7 @@ pub(crate) const MEMORY: &str = "memory";
 /// Namespace of the back references.
 pub(crate) const TRACES: &str = "memory-traces";
 /// Registry of the namespaces that contain memories, used to recompute their vectors.
-pub(crate) const SHELVES: &str = "memory-shelves";
+pub(crate) const NAMESPACES: &str = "memory-shelves";
 /// The reserved tenant for data that belongs to no tenant.
 pub(crate) const SYSTEM: &str = "tenure:system";
 
@@ -55,19 +55,19 @@ pub struct NewMemory {
 /// Returns the text to index for word search. Character bigrams are appended for Chinese, Japanese,
 /// Korean, Thai and Lao, where words are often not separated by spaces.
 pub(crate) fn findable(text: &str) -> String {
-    let apart = |c: char| {
+    let is_separator = |c: char| {
         !matches!(c, '\u{2e80}'..='\u{9fff}' | '\u{ac00}'..='\u{d7af}' | '\u{f900}'..='\u{faff}' | '\u{e00}'..='\u{eff}' | '\u{20000}'..='\u{3ffff}')
             || !c.is_alphanumeric()
     };
-    let mut all = text.to_owned();
-    for run in text.split(apart).filter(|run| !run.is_empty()) {
-        let letters: Vec<char> = run.chars().collect();
+    let mut indexed = text.to_owned();
+    for segment in text.split(is_separator).filter(|segment| !segment.is_empty()) {
+        let letters: Vec<char> = segment.chars().collect();
         for pair in letters.windows(2.min(letters.len())) {
-            all.push(' ');
-            all.extend(pair);
+            indexed.push(' ');
+            indexed.extend(pair);
         }
     }
-    all
+    indexed
 }
 
 /// A back reference from a source to a memory, used to retract the memory with its source.
@@ -121,19 +121,18 @@ pub(crate) fn kept(item: &Item) -> Result<MemoryRecord> {
 }
 
 /// Serializes a memory for storage.
-pub(crate) fn written(kept: &MemoryRecord) -> String {
-    serde_json::to_string(kept).expect("plain data")
+pub(crate) fn written(record: &MemoryRecord) -> String {
+    serde_json::to_string(record).expect("plain data")
 }
 
 /// Converts an item of a namespace into a [`Memory`].
-pub(crate) fn memory(shelf: &Namespace, item: Item) -> Result<Memory> {
-    let kept = kept(&item)?;
-    let (mut session_id, mut user, mut group) = (None, None, None);
-    let scope = match &shelf.owner {
-        Owner::Session(id) => (session_id = Some(id.clone()), MemoryScope::Session).1,
-        Owner::User(name) => (user = Some(name.clone()), MemoryScope::User).1,
-        Owner::Group(name) => (group = Some(name.clone()), MemoryScope::Group).1,
-        Owner::Tenant => MemoryScope::None,
+pub(crate) fn memory(namespace: &Namespace, item: Item) -> Result<Memory> {
+    let record = kept(&item)?;
+    let (scope, session_id, user, group) = match &namespace.owner {
+        Owner::Session(id) => (MemoryScope::Session, Some(id.clone()), None, None),
+        Owner::User(name) => (MemoryScope::User, None, Some(name.clone()), None),
+        Owner::Group(name) => (MemoryScope::Group, None, None, Some(name.clone())),
+        Owner::Tenant => (MemoryScope::None, None, None, None),
     };
     let source = |(name, messages): (String, Vec<Seq>)| match name.strip_prefix('@') {
         Some(user) => MemorySource { session_id: None, messages, user: User::new(user).ok() },
@@ -141,19 +140,19 @@ pub(crate) fn memory(shelf: &Namespace, item: Item) -> Result<Memory> {
     };
     Ok(Memory {
         id: item.key,
-        text: kept.text.or(item.text).unwrap_or_default(),
+        text: record.text.or(item.text).unwrap_or_default(),
         scope,
         session_id,
         user,
         group,
-        assistant: kept.assistant,
-        sources: kept.sources.into_iter().map(source).collect(),
-        metadata: kept.metadata,
+        assistant: record.assistant,
+        sources: record.sources.into_iter().map(source).collect(),
+        metadata: record.metadata,
         created_at: item.created_at,
         used_at: item.used_at,
         uses: item.uses,
         expires_at: item.expires_at,
-        dream: kept.dream,
+        dream: record.dream,
     })
 }
 
@@ -173,49 +172,51 @@ pub(crate) fn bound(max: usize, id: &str) -> Option<usize> {
 
 /// The namespace that lists all namespaces with memories.
 pub(crate) fn registry() -> Namespace {
-    shelf(&Tenant::new(SYSTEM).unwrap_or_default(), Owner::Tenant, SHELVES)
+    shelf(&Tenant::new(SYSTEM).unwrap_or_default(), Owner::Tenant, NAMESPACES)
 }
 
 /// The key of a namespace in the registry.
-pub(crate) fn entry(at: &Namespace) -> String {
-    format!("{} {}", at.tenant, at.owner)
+pub(crate) fn entry(namespace: &Namespace) -> String {
+    format!("{} {}", namespace.tenant, namespace.owner)
 }
 
 impl Tenure {
     /// Resolves a memory target to its namespace and policy. The error explains why the target has
     /// no memories.
-    pub(crate) async fn mind(&self, who: &Principal, mind: &MemoryTarget) -> Result<MemoryLocation> {
-        self.engine.know(&who.tenant).await?;
-        let none = |param: &str, whose: String| {
-            let why = format!("{whose} remembers nothing: its `memory.scope` is none; set one on the assistant");
-            Error::invalid(param, why)
+    pub(crate) async fn mind(&self, principal: &Principal, target: &MemoryTarget) -> Result<MemoryLocation> {
+        self.engine.know(&principal.tenant).await?;
+        let none = |param: &str, subject: String| {
+            let message = format!(
+                "{subject} has no memory: `memory.scope` is `none`; set it to `session`, `user` or `group` on the assistant"
+            );
+            Error::invalid(param, message)
         };
-        let (owner, policy, assistant, session) = match mind {
+        let (owner, policy, assistant, session) = match target {
             MemoryTarget::Own => {
-                (Owner::User(who.user.clone()), self.engine.default_policy().memory.clone(), None, None)
+                (Owner::User(principal.user.clone()), self.engine.default_policy().memory.clone(), None, None)
             }
             MemoryTarget::Assistant(name) => {
-                let Some(assistant) = self.engine.assistant(who, name).await? else {
+                let Some(assistant) = self.engine.assistant(principal, name).await? else {
                     return Err(Error::invalid(
                         "assistant_id",
-                        format!("there is no assistant {name}", name = excerpt(name)),
+                        format!("assistant {name} does not exist", name = excerpt(name)),
                     ));
                 };
-                let policy = self.policy(&who.tenant, Some(name)).memory;
+                let policy = self.policy(&principal.tenant, Some(name)).memory;
                 let owner = match policy.scope {
                     MemoryScope::None => return Err(none("assistant_id", format!("assistant {name:?}"))),
                     MemoryScope::Session => {
-                        let why = "the memories of this assistant belong to its sessions; name one with `session_id`";
-                        return Err(Error::invalid("session_id", why));
+                        let message = "the assistant's memories have session scope; pass `session_id`";
+                        return Err(Error::invalid("session_id", message));
                     }
-                    MemoryScope::User => Owner::User(who.user.clone()),
+                    MemoryScope::User => Owner::User(principal.user.clone()),
                     MemoryScope::Group => Owner::Group(policy.group.clone().unwrap_or_else(|| name.clone())),
                 };
                 (owner, policy, Some(assistant.name.clone()), None)
             }
             MemoryTarget::Session(id) => {
-                let head = self.live(who, id).await?;
-                let policy = self.policy(&who.tenant, head.assistant.as_deref()).memory;
+                let head = self.live(principal, id).await?;
+                let policy = self.policy(&principal.tenant, head.assistant.as_deref()).memory;
                 let owner = match policy.scope {
                     MemoryScope::None => return Err(none("session_id", format!("session {id}"))),
                     MemoryScope::Session => Owner::Session(id.clone()),
@@ -227,42 +228,48 @@ impl Tenure {
                 (owner, policy, head.assistant.clone(), Some(head))
             }
         };
-        Ok(MemoryLocation { shelf: shelf(&who.tenant, owner, MEMORY), policy, assistant, session })
+        Ok(MemoryLocation { shelf: shelf(&principal.tenant, owner, MEMORY), policy, assistant, session })
     }
 
     /// Stores a memory. Idempotent by text: an equal text updates the existing memory, with a new
     /// timestamp and an additional source.
-    pub async fn remember(&self, who: &Principal, mind: &MemoryTarget, what: NewMemory) -> Result<Memory> {
-        let place = self.mind(who, mind).await?;
-        let text = self.memory_text(&what.text)?;
-        let source = match &place.session {
+    pub async fn remember(
+        &self,
+        principal: &Principal,
+        target: &MemoryTarget,
+        new_memory: NewMemory,
+    ) -> Result<Memory> {
+        let location = self.mind(principal, target).await?;
+        let text = self.memory_text(&new_memory.text)?;
+        let source = match &location.session {
             Some(head) => head.info.session_id.to_string(),
-            None => format!("@{}", who.user),
+            None => format!("@{}", principal.user),
         };
-        self.check_messages(who, &place, &what.messages).await?;
-        if place.policy.max_entries == 0 {
-            return Err(Error::invalid("text", "nothing can be remembered here: `memory.max_entries` is 0"));
+        self.check_messages(principal, &location, &new_memory.messages).await?;
+        if location.policy.max_entries == 0 {
+            return Err(Error::invalid("text", "memories cannot be stored: `memory.max_entries` is 0"));
         }
         let vector = self.vector_of(&text).await;
         let id = memory_id(&text);
         // Write the back references first: a dangling reference is harmless, a memory without one
         // could not be retracted.
-        self.leave_traces(&place, &id, &source, &who.user).await?;
-        let _changing = self.shared.memories.changing(&id).await;
-        let (now, shelf) = (self.now(), &place.shelf);
-        let before = self.store().get(shelf, &id, None).await?.filter(|i| is_fresh(i, now));
-        let mut all = before.as_ref().map_or_else(|| Ok(MemoryRecord::default()), kept)?;
-        let mut messages = all.sources.remove(&source).unwrap_or_default();
-        messages.extend(what.messages);
+        self.leave_traces(&location, &id, &source, &principal.user).await?;
+        let _memory_guard = self.shared.memories.changing(&id).await;
+        let now = self.now();
+        let namespace = &location.shelf;
+        let existing = self.store().get(namespace, &id, None).await?.filter(|i| is_fresh(i, now));
+        let mut record = existing.as_ref().map_or_else(|| Ok(MemoryRecord::default()), kept)?;
+        let mut messages = record.sources.remove(&source).unwrap_or_default();
+        messages.extend(new_memory.messages);
         messages.sort_unstable();
         messages.dedup();
-        all.sources.insert(source, messages);
-        all.assistant = all.assistant.or(place.assistant.clone());
-        all.metadata.extend(what.metadata);
-        all.vector = vector.or(all.vector);
-        let words = findable(&text);
-        all.text = (words != text).then_some(text);
-        let value = written(&all);
+        record.sources.insert(source, messages);
+        record.assistant = record.assistant.or(location.assistant.clone());
+        record.metadata.extend(new_memory.metadata);
+        record.vector = vector.or(record.vector);
+        let indexed_text = findable(&text);
+        record.text = (indexed_text != text).then_some(text);
+        let value = written(&record);
         let max = self.limits().max_item_bytes;
         if value.len() > max {
             return Err(Error::TooLarge {
@@ -271,13 +278,13 @@ impl Tenure {
                 max: max as u64,
             });
         }
-        let age = place.policy.retention.and_then(|d| SignedDuration::try_from(d).ok());
-        let expires_at = age.and_then(|age| now.checked_add(age).ok());
-        let uses = before.map_or(0, |i| i.uses);
-        let item = Item { text: Some(words), uses, expires_at, ..Item::new(id, value, now) };
-        self.store().put(shelf, &item, bound(place.policy.max_entries, &item.key)).await?;
-        self.memory_changed(shelf, &item.key).await?;
-        memory(shelf, item)
+        let retention = location.policy.retention.and_then(|d| SignedDuration::try_from(d).ok());
+        let expires_at = retention.and_then(|retention| now.checked_add(retention).ok());
+        let uses = existing.map_or(0, |i| i.uses);
+        let item = Item { text: Some(indexed_text), uses, expires_at, ..Item::new(id, value, now) };
+        self.store().put(namespace, &item, bound(location.policy.max_entries, &item.key)).await?;
+        self.memory_changed(namespace, &item.key).await?;
+        memory(namespace, item)
     }
 
     /// Trims, redacts and validates a text for storage as a memory.
@@ -286,27 +293,28 @@ impl Tenure {
         let text = &*text;
         let max = self.limits().max_memory_bytes;
         match text {
-            "" => Err(Error::invalid("text", "there is nothing to remember; say something")),
-            _ if text.contains('\0') => Err(Error::invalid("text", "a memory must be free of NUL characters")),
+            "" => Err(Error::invalid("text", "the text of a memory must not be empty")),
+            _ if text.contains('\0') => Err(Error::invalid("text", "a memory must not contain NUL characters")),
             _ if text.len() > max => {
-                let what = format!("a memory of {} bytes", text.len());
-                Err(Error::TooLarge { what, limit: "max_memory_bytes", max: max as u64 })
+                let subject = format!("a memory of {} bytes", text.len());
+                Err(Error::TooLarge { what: subject, limit: "max_memory_bytes", max: max as u64 })
             }
             _ => Ok(text.to_owned()),
         }
     }
 
     /// Verifies that the messages that a memory was derived from exist.
-    async fn check_messages(&self, who: &Principal, place: &MemoryLocation, messages: &[Seq]) -> Result<()> {
-        let Some(head) = place.session.as_ref().filter(|_| !messages.is_empty()) else {
-            return match messages.is_empty() {
-                true => Ok(()),
-                false => Err(Error::invalid("messages", "messages belong to a session; name it with `session_id`")),
+    async fn check_messages(&self, principal: &Principal, location: &MemoryLocation, messages: &[Seq]) -> Result<()> {
+        let Some(head) = location.session.as_ref().filter(|_| !messages.is_empty()) else {
+            return if messages.is_empty() {
+                Ok(())
+            } else {
+                Err(Error::invalid("messages", "`messages` refers to messages of a session; pass `session_id`"))
             };
         };
         let id = &head.info.session_id;
         self.engine
-            .read(who, id, Depth::Session, |state| {
+            .read(principal, id, Depth::Session, |state| {
                 let session = self.engine.whole_ref(state, id)?;
                 match messages.iter().find(|seq| !is_there(&session.messages, **seq)) {
                     None => Ok(()),
@@ -320,22 +328,29 @@ impl Tenure {
 
     /// Stores the back references of a memory: with its source session, and for a group memory also
     /// with the contributing user. Registers the namespace.
-    pub(crate) async fn leave_traces(&self, place: &MemoryLocation, id: &str, source: &str, user: &User) -> Result<()> {
-        let (tenant, owner) = (&place.shelf.tenant, place.shelf.owner.to_string());
+    pub(crate) async fn leave_traces(
+        &self,
+        location: &MemoryLocation,
+        id: &str,
+        source: &str,
+        user: &User,
+    ) -> Result<()> {
+        let tenant = &location.shelf.tenant;
+        let owner = location.shelf.owner.to_string();
         let key = format!("{id} {source} {owner}");
         let key = blake3::hash(key.as_bytes()).to_hex().to_string();
-        let trace = BackReference { id: id.to_owned(), owner, source: source.to_owned() };
-        let item = self.lasting(key, serde_json::to_string(&trace).expect("plain data"));
-        if let Some(head) = &place.session {
-            let at = shelf(tenant, Owner::Session(head.info.session_id.clone()), TRACES);
-            self.store().put(&at, &item, None).await?;
+        let reference = BackReference { id: id.to_owned(), owner, source: source.to_owned() };
+        let item = self.lasting(key, serde_json::to_string(&reference).expect("plain data"));
+        if let Some(head) = &location.session {
+            let references = shelf(tenant, Owner::Session(head.info.session_id.clone()), TRACES);
+            self.store().put(&references, &item, None).await?;
         }
         // A group outlives its members: erasing a user must retract what they contributed.
-        if matches!(place.shelf.owner, Owner::Group(_)) {
-            let whose = place.session.as_ref().map_or(user, |head| &head.user);
-            self.store().put(&shelf(tenant, Owner::User(whose.clone()), TRACES), &item, None).await?;
+        if matches!(location.shelf.owner, Owner::Group(_)) {
+            let contributor = location.session.as_ref().map_or(user, |head| &head.user);
+            self.store().put(&shelf(tenant, Owner::User(contributor.clone()), TRACES), &item, None).await?;
         }
-        self.register(&place.shelf).await
+        self.register(&location.shelf).await
     }
 
     /// Creates an item without expiry.
@@ -346,22 +361,22 @@ impl Tenure {
 
     /// Registers a namespace as containing memories. Session namespaces are not registered; they
     /// are deleted with their session.
-    pub async fn register(&self, at: &Namespace) -> Result<()> {
-        if matches!(at.owner, Owner::Session(_)) || !self.shared.memories.is_new(at) {
+    pub async fn register(&self, namespace: &Namespace) -> Result<()> {
+        if matches!(namespace.owner, Owner::Session(_)) || !self.shared.memories.is_new(namespace) {
             return Ok(());
         }
-        self.store().put(&registry(), &self.lasting(entry(at), "null".to_owned()), None).await
+        self.store().put(&registry(), &self.lasting(entry(namespace), "null".to_owned()), None).await
     }
 
     /// Lists the registered namespaces. Some may be empty by now.
     pub(crate) async fn memory_shelves(&self) -> Result<Vec<Namespace>> {
-        let mut all = Vec::new();
+        let mut namespaces = Vec::new();
         let mut after = None::<String>;
         loop {
             let page = self.store().items(&registry(), after.as_deref(), 1000).await?;
-            let Some(last) = page.last() else { return Ok(all) };
+            let Some(last) = page.last() else { return Ok(namespaces) };
             after = Some(last.key.clone());
-            all.extend(page.iter().filter_map(|item| {
+            namespaces.extend(page.iter().filter_map(|item| {
                 let (tenant, owner) = item.key.split_once(' ')?;
                 Some(shelf(&Tenant::new(tenant).ok()?, owner_of(owner)?, MEMORY))
             }));
@@ -369,42 +384,44 @@ impl Tenure {
     }
 
     /// Returns a memory by its id. `None` if it does not exist or has expired.
-    pub async fn memory(&self, who: &Principal, mind: &MemoryTarget, id: &str) -> Result<Option<Memory>> {
-        let place = self.mind(who, mind).await?;
-        let item = self.store().get(&place.shelf, id, None).await?;
-        item.filter(|i| is_fresh(i, self.now())).map(|item| memory(&place.shelf, item)).transpose()
+    pub async fn memory(&self, principal: &Principal, target: &MemoryTarget, id: &str) -> Result<Option<Memory>> {
+        let location = self.mind(principal, target).await?;
+        let item = self.store().get(&location.shelf, id, None).await?;
+        item.filter(|i| is_fresh(i, self.now())).map(|item| memory(&location.shelf, item)).transpose()
     }
 
     /// Lists at most `limit` memories in order of their ids, after the id `after`.
     pub async fn memory_list(
         &self,
-        who: &Principal,
-        mind: &MemoryTarget,
+        principal: &Principal,
+        target: &MemoryTarget,
         after: Option<&str>,
         limit: usize,
     ) -> Result<Vec<Memory>> {
-        let place = self.mind(who, mind).await?;
-        let (now, mut after, mut found) = (self.now(), after.map(str::to_owned), Vec::new());
-        while found.len() < limit {
-            let page = self.store().items(&place.shelf, after.as_deref(), limit - found.len()).await?;
+        let location = self.mind(principal, target).await?;
+        let now = self.now();
+        let mut after = after.map(str::to_owned);
+        let mut memories = Vec::new();
+        while memories.len() < limit {
+            let page = self.store().items(&location.shelf, after.as_deref(), limit - memories.len()).await?;
             let Some(last) = page.last() else { break };
             after = Some(last.key.clone());
             for item in page.into_iter().filter(|i| is_fresh(i, now)) {
-                found.push(memory(&place.shelf, item)?);
+                memories.push(memory(&location.shelf, item)?);
             }
         }
-        Ok(found)
+        Ok(memories)
     }
 
     /// Deletes a memory and scrubs its text from the store. Returns whether it existed.
-    pub async fn forget_memory(&self, who: &Principal, mind: &MemoryTarget, id: &str) -> Result<bool> {
-        let place = self.mind(who, mind).await?;
-        let _changing = self.shared.memories.changing(id).await;
-        let gone = self.store().remove(&place.shelf, id).await?;
-        self.memory_changed(&place.shelf, id).await?;
-        if gone {
-            self.store().wipe(&place.shelf.tenant, &place.shelf.owner).await?;
+    pub async fn forget_memory(&self, principal: &Principal, target: &MemoryTarget, id: &str) -> Result<bool> {
+        let location = self.mind(principal, target).await?;
+        let _memory_guard = self.shared.memories.changing(id).await;
+        let existed = self.store().remove(&location.shelf, id).await?;
+        self.memory_changed(&location.shelf, id).await?;
+        if existed {
+            self.store().wipe(&location.shelf.tenant, &location.shelf.owner).await?;
         }
-        Ok(gone)
+        Ok(existed)
     }
 }

@@ -23,10 +23,10 @@ pub(crate) const RECALLS: &str = "recalls";
 const CANDIDATES: usize = 50;
 /// Constant of the reciprocal rank fusion: it flattens the difference between the first few ranks
 /// (D-075).
-const RANK: f64 = 60.0;
+const RRF_CONSTANT: f64 = 60.0;
 /// Weight of a rank by similarity relative to a rank by words. Measured: docs/benchmarks.md
 /// (D-075).
-const MEANING: f64 = 2.0;
+const SIMILARITY_WEIGHT: f64 = 2.0;
 /// Minimum weighted share of the question's words that a word match must contain if similarity
 /// search is available: words such as `what`, `is` and `her` occur everywhere.
 const MIN_SHARE: f64 = 0.3;
@@ -34,9 +34,9 @@ const MIN_SHARE: f64 = 0.3;
 const CONCURRENT_READS: usize = 16;
 
 /// Maximum number of recall events stored per session or user.
-const RECALLS_KEPT: usize = 512;
+const MAX_RECALLS: usize = 512;
 /// Maximum length of a question in bytes. Longer questions are truncated.
-const MAX_QUESTION: usize = 4096;
+const MAX_QUESTION_BYTES: usize = 4096;
 
 /// The result of a recall.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -92,18 +92,21 @@ pub(crate) struct MemoryInjection {
 }
 
 /// Maps each key to its rank, counted from 0.
-fn places<'a>(keys: impl Iterator<Item = &'a str>) -> HashMap<&'a str, usize> {
-    keys.enumerate().map(|(place, key)| (key, place)).collect()
+fn ranks<'a>(keys: impl Iterator<Item = &'a str>) -> HashMap<&'a str, usize> {
+    keys.enumerate().map(|(rank, key)| (key, rank)).collect()
 }
 
 /// Merges two ranked lists by weighted reciprocal rank fusion (D-075).
-fn fuse(words: &[String], meaning: &[(String, f32)]) -> Vec<(String, f64)> {
-    let (by_words, by_meaning) =
-        (places(words.iter().map(String::as_str)), places(meaning.iter().map(|(k, _)| k.as_str())));
-    let worth = |place: Option<&usize>| place.map_or(0.0, |p| 1.0 / (RANK + 1.0 + *p as f64));
-    let rest = meaning.iter().map(|(k, _)| k).filter(|k| !by_words.contains_key(k.as_str()));
-    let score = |key: &String| worth(by_words.get(key.as_str())) + MEANING * worth(by_meaning.get(key.as_str()));
-    let mut all: Vec<_> = words.iter().chain(rest).map(|key| (key.clone(), score(key))).collect();
+fn fuse(word_hits: &[String], similar: &[(String, f32)]) -> Vec<(String, f64)> {
+    let word_ranks = ranks(word_hits.iter().map(String::as_str));
+    let similarity_ranks = ranks(similar.iter().map(|(k, _)| k.as_str()));
+    let reciprocal_rank = |rank: Option<&usize>| rank.map_or(0.0, |r| 1.0 / (RRF_CONSTANT + 1.0 + *r as f64));
+    let rest = similar.iter().map(|(k, _)| k).filter(|k| !word_ranks.contains_key(k.as_str()));
+    let score = |key: &String| {
+        reciprocal_rank(word_ranks.get(key.as_str()))
+            + SIMILARITY_WEIGHT * reciprocal_rank(similarity_ranks.get(key.as_str()))
+    };
+    let mut all: Vec<_> = word_hits.iter().chain(rest).map(|key| (key.clone(), score(key))).collect();
     all.sort_by(|(a, x), (b, y)| y.total_cmp(x).then_with(|| a.cmp(b)));
     all
 }
@@ -112,17 +115,17 @@ fn fuse(words: &[String], meaning: &[(String, f32)]) -> Vec<(String, f64)> {
 /// words: in some scripts a single character is a word.
 fn weights(question: &str) -> HashMap<String, f64> {
     let weight = |word: &str| {
-        let says = !word.is_ascii() || word.bytes().any(|b| b.is_ascii_digit());
-        word.chars().count().saturating_sub(if says { 0 } else { 2 }) as f64
+        let is_significant = !word.is_ascii() || word.bytes().any(|b| b.is_ascii_digit());
+        word.chars().count().saturating_sub(if is_significant { 0 } else { 2 }) as f64
     };
     words(&findable(question)).into_iter().map(|word| (weight(&word), word)).map(|(n, word)| (word, n)).collect()
 }
 
 /// The weighted share of a question's words that occur in a text, from 0 to 1.
 fn share(weights: &HashMap<String, f64>, text: &str) -> f64 {
-    let there: HashSet<String> = words(text).into_iter().collect();
-    let found: f64 = weights.iter().filter(|(word, _)| there.contains(*word)).map(|(_, n)| n).sum();
-    found / weights.values().sum::<f64>().max(1.0)
+    let text_words: HashSet<String> = words(text).into_iter().collect();
+    let matched: f64 = weights.iter().filter(|(word, _)| text_words.contains(*word)).map(|(_, n)| n).sum();
+    matched / weights.values().sum::<f64>().max(1.0)
 }
 
 impl Tenure {
@@ -130,71 +133,79 @@ impl Tenure {
     /// times and stores a recall event.
     pub async fn recall(
         &self,
-        who: &Principal,
-        mind: &MemoryTarget,
+        principal: &Principal,
+        target: &MemoryTarget,
         question: &str,
         limit: usize,
     ) -> Result<RecallResult> {
-        let place = self.mind(who, mind).await?;
-        let recalled = self.recall_at(&place, question, limit).await?;
-        if let Some(event) = self.event(question, &recalled.memories) {
-            let owner = match &place.session {
+        let location = self.mind(principal, target).await?;
+        let result = self.recall_in(&location, question, limit).await?;
+        if let Some(event) = self.recall_event(question, &result.memories) {
+            let owner = match &location.session {
                 Some(head) => Owner::Session(head.info.session_id.clone()),
-                None => Owner::User(who.user.clone()),
+                None => Owner::User(principal.user.clone()),
             };
-            self.store().put(&shelf(&who.tenant, owner, RECALLS), &event, Some(RECALLS_KEPT)).await?;
+            self.store().put(&shelf(&principal.tenant, owner, RECALLS), &event, Some(MAX_RECALLS)).await?;
         }
-        Ok(recalled)
+        Ok(result)
     }
 
-    async fn recall_at(&self, place: &MemoryLocation, question: &str, limit: usize) -> Result<RecallResult> {
-        let (question, _) = self.redact(clipped(question));
+    async fn recall_in(&self, location: &MemoryLocation, question: &str, limit: usize) -> Result<RecallResult> {
+        let (question, _) = self.redact(truncated(question));
         let question = &*question;
         if question.trim().is_empty() || limit == 0 {
             return Ok(RecallResult::default());
         }
-        let at = &place.shelf;
-        let many = CANDIDATES.max(limit);
-        let sought = findable(question);
-        let (words, near) = tokio::join!(self.store().search(at, &sought, many), self.nearest(at, question, many));
+        let namespace = &location.shelf;
+        let candidates = CANDIDATES.max(limit);
+        let query = findable(question);
+        let (word_hits, nearest) = tokio::join!(
+            self.store().search(namespace, &query, candidates),
+            self.nearest(namespace, question, candidates)
+        );
         let now = self.now();
-        let (near, by_meaning, note) = match near? {
-            NearestResult::Found(near) => (near, true, None),
-            NearestResult::Not(why) => (Vec::new(), false, Some(format!("by words only: {why}"))),
+        let (nearest, by_meaning, note) = match nearest? {
+            NearestResult::Found(nearest) => (nearest, true, None),
+            NearestResult::Not(reason) => {
+                (Vec::new(), false, Some(format!("similarity search was not used: {reason}")))
+            }
         };
         let weights = weights(question);
-        let counts = |item: &Item| {
+        let is_relevant = |item: &Item| {
             is_fresh(item, now)
                 && (!by_meaning || share(&weights, item.text.as_deref().unwrap_or_default()) >= MIN_SHARE)
         };
-        let words: Vec<String> = words?.into_iter().filter(|h| counts(&h.item)).map(|h| h.item.key).collect();
-        let mut best = fuse(&words, &near).into_iter();
+        let word_hits: Vec<String> =
+            word_hits?.into_iter().filter(|h| is_relevant(&h.item)).map(|h| h.item.key).collect();
+        let mut ranked = fuse(&word_hits, &nearest).into_iter();
         let mut memories = Vec::new();
         // Some may have been removed or have expired since the search; continue with the next
         // candidates.
-        while memories.len() < limit && best.len() > 0 {
-            let wanted: Vec<_> = best.by_ref().take(limit - memories.len()).collect();
-            let mut found: Vec<Option<Item>> = Vec::with_capacity(wanted.len());
-            for keys in wanted.chunks(CONCURRENT_READS) {
-                found.extend(try_join_all(keys.iter().map(|(key, _)| self.store().get(at, key, Some(now)))).await?);
+        while memories.len() < limit && ranked.len() > 0 {
+            let batch: Vec<_> = ranked.by_ref().take(limit - memories.len()).collect();
+            let mut items: Vec<Option<Item>> = Vec::with_capacity(batch.len());
+            for keys in batch.chunks(CONCURRENT_READS) {
+                items.extend(
+                    try_join_all(keys.iter().map(|(key, _)| self.store().get(namespace, key, Some(now)))).await?,
+                );
             }
-            for ((key, score), item) in wanted.iter().zip(found) {
+            for ((key, score), item) in batch.iter().zip(items) {
                 let Some(item) = item.filter(|item| is_fresh(item, now)) else { continue };
                 let score = *score;
-                let similarity = near.iter().find(|(k, _)| k == key).map(|(_, cosine)| *cosine);
-                memories.push(RecallHit { score, similarity, memory: memory(at, item)? });
+                let similarity = nearest.iter().find(|(k, _)| k == key).map(|(_, cosine)| *cosine);
+                memories.push(RecallHit { score, similarity, memory: memory(namespace, item)? });
             }
         }
         Ok(RecallResult { memories, by_meaning, note })
     }
 
-    fn event(&self, question: &str, found: &[RecallHit]) -> Option<Item> {
-        if found.is_empty() {
+    fn recall_event(&self, question: &str, hits: &[RecallHit]) -> Option<Item> {
+        if hits.is_empty() {
             return None;
         }
-        let found = found.iter().map(|h| InjectedMemory { id: h.memory.id.clone(), score: h.score }).collect();
-        let (question, _) = self.redact(clipped(question));
-        let event = RecallEvent { question: question.replace('\0', " "), at: self.now(), found };
+        let memories = hits.iter().map(|h| InjectedMemory { id: h.memory.id.clone(), score: h.score }).collect();
+        let (question, _) = self.redact(truncated(question));
+        let event = RecallEvent { question: question.replace('\0', " "), at: self.now(), found: memories };
         let value = serde_json::to_string(&event).expect("plain data");
         Some(self.lasting(uuid::Uuid::now_v7().to_string(), value))
     }
@@ -209,27 +220,27 @@ impl Tenure {
     /// and never fail a turn.
     pub(crate) async fn recollect(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
         assistant: Option<&str>,
-        said: &[Message],
+        messages: &[Message],
     ) -> Option<MemoryInjection> {
-        if !self.tells(&who.tenant, assistant) {
+        if !self.tells(&principal.tenant, assistant) {
             return None;
         }
-        let policy = self.policy(&who.tenant, assistant).memory;
-        let question = said.iter().rev().find(|m| m.role() == Role::User)?.text();
-        let recalled = async {
-            let place = self.mind(who, &MemoryTarget::Session(id.clone())).await?;
-            self.recall_at(&place, &question, policy.limit).await
+        let policy = self.policy(&principal.tenant, assistant).memory;
+        let question = messages.iter().rev().find(|m| m.role() == Role::User)?.text();
+        let result = async {
+            let location = self.mind(principal, &MemoryTarget::Session(id.clone())).await?;
+            self.recall_in(&location, &question, policy.limit).await
         };
-        match recalled.await {
-            Ok(recalled) => {
-                let (block, told) = block(recalled.memories.clone(), &policy)?;
-                Some(MemoryInjection { block, told, event: self.event(&question, &recalled.memories)? })
+        match result.await {
+            Ok(result) => {
+                let (block, injected) = memory_block(result.memories.clone(), &policy)?;
+                Some(MemoryInjection { block, told: injected, event: self.recall_event(&question, &result.memories)? })
             }
             Err(e) => {
-                tracing::warn!(session_id = %id, error = %e, "nothing was recalled");
+                tracing::warn!(session_id = %id, error = %e, "recall failed; the turn continues without memories");
                 None
             }
         }
@@ -238,37 +249,37 @@ impl Tenure {
 
 /// Formats memories as one system message, newest first. A memory that would exceed `max_tokens` is
 /// skipped. `None` if none fits.
-fn block(mut found: Vec<RecallHit>, policy: &MemoryPolicy) -> Option<(Message, Vec<InjectedMemory>)> {
-    found.sort_by(|a, b| (b.memory.created_at, &a.memory.id).cmp(&(a.memory.created_at, &b.memory.id)));
+fn memory_block(mut hits: Vec<RecallHit>, policy: &MemoryPolicy) -> Option<(Message, Vec<InjectedMemory>)> {
+    hits.sort_by(|a, b| (b.memory.created_at, &a.memory.id).cmp(&(a.memory.created_at, &b.memory.id)));
     let mut lines = vec![
-        "[memories] What was remembered before and may matter now, the newest first. Where two differ, the newer one holds."
+        "[memories] Facts stored in earlier conversations that may be relevant, newest first. If two contradict each other, the newer one applies."
             .to_owned(),
     ];
-    let mut told = Vec::new();
+    let mut injected = Vec::new();
     let message = |lines: &[String]| Message::system(&format!("{}\n[/memories]", lines.join("\n")));
-    for hit in found {
+    for hit in hits {
         let text: Vec<&str> = hit.memory.text.split_whitespace().collect();
         lines.push(format!("- {}: {}", hit.memory.created_at.strftime("%Y-%m-%d"), text.join(" ")));
         if tokens(&message(&lines)) > policy.max_tokens {
             lines.pop();
             continue;
         }
-        told.push(InjectedMemory { id: hit.memory.id, score: hit.score });
+        injected.push(InjectedMemory { id: hit.memory.id, score: hit.score });
     }
-    (!told.is_empty()).then(|| (message(&lines), told))
+    (!injected.is_empty()).then(|| (message(&lines), injected))
 }
 
 /// Inserts the memory block after the instructions and before the turns (D-076).
 pub(crate) fn with_block(mut messages: Vec<Message>, block: Option<&Message>) -> Vec<Message> {
     if let Some(block) = block {
-        let at = messages.iter().take_while(|m| m.role().instructs()).count();
-        messages.insert(at, block.clone());
+        let position = messages.iter().take_while(|m| m.role().instructs()).count();
+        messages.insert(position, block.clone());
     }
     messages
 }
 
-fn clipped(question: &str) -> &str {
-    &question[..question.floor_char_boundary(MAX_QUESTION)]
+fn truncated(question: &str) -> &str {
+    &question[..question.floor_char_boundary(MAX_QUESTION_BYTES)]
 }
 
 #[cfg(test)]
@@ -280,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn two_lists_become_one() {
+    fn ranked_lists_are_fused() {
         let near = |list: &[&str]| -> Vec<(String, f32)> { list.iter().map(|k| ((*k).to_owned(), 0.5)).collect() };
         let fused = |a: &[&str], b: &[&str]| -> Vec<String> {
             fuse(&keys(a), &near(b)).into_iter().map(|(key, _)| key).collect()
@@ -288,17 +299,17 @@ mod tests {
         assert_eq!(fused(&["a", "b", "c"], &[]), ["a", "b", "c"]);
         assert_eq!(fused(&[], &["c", "a"]), ["c", "a"]);
         assert_eq!(fused(&["x", "both"], &["y", "both"]), ["both", "y", "x"]);
-        assert_eq!(fused(&["x"], &["y"]), ["y", "x"], "what is meant counts more than how it is said");
+        assert_eq!(fused(&["x"], &["y"]), ["y", "x"], "similarity outweighs words");
         assert_eq!(fused(&[], &[]), Vec::<String>::new());
     }
 
     #[test]
-    fn common_words_say_little() {
-        let of = |question: &str, text: &str| share(&weights(question), text);
-        assert!(of("What is her favourite tea?", "What is in her bag") < MIN_SHARE);
-        assert!(of("What is her favourite tea?", "favourite colour: green") > MIN_SHARE);
-        assert!(of("who has 88?", "locker 88 is hers") > MIN_SHARE);
-        assert!(of("緑茶", &findable("彼女は緑茶が好きです")) > MIN_SHARE);
-        assert_eq!(of("", "anything"), 0.0);
+    fn common_words_have_little_weight() {
+        let share_of = |question: &str, text: &str| share(&weights(question), text);
+        assert!(share_of("What is her favourite tea?", "What is in her bag") < MIN_SHARE);
+        assert!(share_of("What is her favourite tea?", "favourite colour: green") > MIN_SHARE);
+        assert!(share_of("who has 88?", "locker 88 is hers") > MIN_SHARE);
+        assert!(share_of("緑茶", &findable("彼女は緑茶が好きです")) > MIN_SHARE);
+        assert_eq!(share_of("", "anything"), 0.0);
     }
 }

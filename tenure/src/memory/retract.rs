@@ -25,77 +25,86 @@ impl SessionObserver for RetractMemories {
         if !event.rewound {
             return;
         }
-        let (who, id) = (event.head.owner(), &event.head.info.session_id);
-        if let Err(error) = tenure.retract_rewound(&who, id).await {
-            tracing::warn!(session_id = %id, %error, "memories of messages that were cut off could not be retracted");
+        let principal = event.head.owner();
+        let id = &event.head.info.session_id;
+        if let Err(error) = tenure.retract_rewound(&principal, id).await {
+            tracing::warn!(session_id = %id, %error, "could not retract memories of discarded messages; the next rewind retries");
         }
     }
 }
 
 impl Tenure {
-    /// Retracts the memories whose only source is a session's discarded messages. `left` is the
-    /// messages that remain. `None` means that the whole session is purged.
-    pub(crate) async fn retract(&self, key: &SessionKey, left: Option<&[StoredMessage]>) -> Result<()> {
-        let at = shelf(&key.tenant, Owner::Session(key.session.clone()), TRACES);
-        self.retract_from(&at, |messages| match left {
+    /// Retracts the memories whose only source is a session's discarded messages. `remaining` is
+    /// the messages that remain. `None` means that the whole session is purged.
+    pub(crate) async fn retract(&self, key: &SessionKey, remaining: Option<&[StoredMessage]>) -> Result<()> {
+        let references = shelf(&key.tenant, Owner::Session(key.session.clone()), TRACES);
+        self.retract_from(&references, |messages| match remaining {
             None => false,
-            Some(left) => messages.is_empty() || messages.iter().any(|seq| is_there(left, *seq)),
+            Some(remaining) => messages.is_empty() || messages.iter().any(|seq| is_there(remaining, *seq)),
         })
         .await
     }
 
     /// Retracts memories after a committed rewind, based on the messages that remain.
-    pub(crate) async fn retract_rewound(&self, who: &Principal, id: &SessionId) -> Result<()> {
-        let key = who.key(id);
-        let at = shelf(&key.tenant, Owner::Session(key.session.clone()), TRACES);
-        if self.store().items(&at, None, 1).await?.is_empty() {
+    pub(crate) async fn retract_rewound(&self, principal: &Principal, id: &SessionId) -> Result<()> {
+        let key = principal.key(id);
+        let references = shelf(&key.tenant, Owner::Session(key.session.clone()), TRACES);
+        if self.store().items(&references, None, 1).await?.is_empty() {
             return Ok(());
         }
-        let session = self.engine.shared(who, id).await?;
+        let session = self.engine.shared(principal, id).await?;
         self.retract(&key, Some(&session.messages)).await
     }
 
-    /// Follows the back references in a namespace and removes the sources that no longer stand.
+    /// Follows the back references in a namespace and removes the sources that are no longer valid.
     /// Then scrubs the affected owners from the store.
-    async fn retract_from(&self, at: &Namespace, stands: impl Fn(&[Seq]) -> bool) -> Result<()> {
-        let (mut after, mut emptied) = (None::<String>, BTreeSet::new());
+    async fn retract_from(&self, references: &Namespace, is_valid: impl Fn(&[Seq]) -> bool) -> Result<()> {
+        let mut after = None::<String>;
+        let mut affected_owners = BTreeSet::new();
         loop {
-            let page = self.store().items(at, after.as_deref(), 256).await?;
+            let page = self.store().items(references, after.as_deref(), 256).await?;
             let Some(last) = page.last() else { break };
             after = Some(last.key.clone());
             for item in page {
-                let trace: BackReference = serde_json::from_str(&item.value)
-                    .map_err(|e| Error::corrupt(format!("trace {} of {}", item.key, at.owner), e))?;
-                if self.take_back(&at.tenant, &trace, &stands).await? {
-                    self.store().remove(at, &item.key).await?;
-                    emptied.insert(trace.owner);
+                let reference: BackReference = serde_json::from_str(&item.value).map_err(|e| {
+                    Error::corrupt(format!("memory back reference {} of {}", item.key, references.owner), e)
+                })?;
+                if self.remove_source(&references.tenant, &reference, &is_valid).await? {
+                    self.store().remove(references, &item.key).await?;
+                    affected_owners.insert(reference.owner);
                 }
             }
         }
-        for owner in emptied.iter().filter_map(|o| owner_of(o)) {
-            self.store().wipe(&at.tenant, &owner).await?;
+        for owner in affected_owners.iter().filter_map(|o| owner_of(o)) {
+            self.store().wipe(&references.tenant, &owner).await?;
         }
         Ok(())
     }
 
     /// Removes a source from a memory, and the memory itself with its last source. Returns true if
     /// the back reference is no longer needed.
-    async fn take_back(&self, tenant: &Tenant, trace: &BackReference, stands: impl Fn(&[Seq]) -> bool) -> Result<bool> {
-        let Some(owner) = owner_of(&trace.owner) else { return Ok(true) };
-        let place = shelf(tenant, owner, MEMORY);
-        let _changing = self.shared.memories.changing(&trace.id).await;
-        let Some(item) = self.store().get(&place, &trace.id, None).await? else { return Ok(true) };
-        let mut all = kept(&item)?;
-        match all.sources.get(&trace.source) {
+    async fn remove_source(
+        &self,
+        tenant: &Tenant,
+        reference: &BackReference,
+        is_valid: impl Fn(&[Seq]) -> bool,
+    ) -> Result<bool> {
+        let Some(owner) = owner_of(&reference.owner) else { return Ok(true) };
+        let memories = shelf(tenant, owner, MEMORY);
+        let _memory_guard = self.shared.memories.changing(&reference.id).await;
+        let Some(item) = self.store().get(&memories, &reference.id, None).await? else { return Ok(true) };
+        let mut record = kept(&item)?;
+        match record.sources.get(&reference.source) {
             None => return Ok(true),
-            Some(messages) if stands(messages) => return Ok(false),
-            Some(_) => all.sources.remove(&trace.source),
+            Some(messages) if is_valid(messages) => return Ok(false),
+            Some(_) => record.sources.remove(&reference.source),
         };
-        match all.sources.is_empty() {
-            true => drop(self.store().remove(&place, &trace.id).await?),
-            false => self.store().put(&place, &Item { value: written(&all), ..item }, None).await?,
+        if record.sources.is_empty() {
+            self.store().remove(&memories, &reference.id).await?;
+        } else {
+            self.store().put(&memories, &Item { value: written(&record), ..item }, None).await?;
         }
-        self.memory_changed(&place, &trace.id).await?;
+        self.memory_changed(&memories, &reference.id).await?;
         Ok(true)
     }
 
@@ -105,8 +114,8 @@ impl Tenure {
         let owner = Owner::User(user.clone());
         self.retract_from(&shelf(tenant, owner.clone(), TRACES), |_| false).await?;
         self.undream(tenant, user).await?;
-        let own = shelf(tenant, owner, MEMORY);
-        self.shared.memories.forget(&own);
-        self.store().remove(&registry(), &entry(&own)).await.map(drop)
+        let user_memories = shelf(tenant, owner, MEMORY);
+        self.shared.memories.forget(&user_memories);
+        self.store().remove(&registry(), &entry(&user_memories)).await.map(drop)
     }
 }

@@ -22,12 +22,12 @@ use tokio::sync::Mutex;
 
 const CHANGES: &str = "memory-changes";
 /// Lifetime of a change note. An index that is older is rebuilt.
-const CHANGES_FOR: SignedDuration = SignedDuration::from_hours(1);
+const CHANGE_TTL: SignedDuration = SignedDuration::from_hours(1);
 /// Tolerated clock skew between two nodes.
-const SKEW: SignedDuration = SignedDuration::from_mins(1);
+const CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(1);
 /// Timeout for an embedding request. When a question exceeds it, the recall falls back to word
 /// search.
-const PATIENCE: Duration = Duration::from_secs(5);
+const EMBED_TIMEOUT: Duration = Duration::from_secs(5);
 /// Number of texts per embedding request.
 pub(crate) const BATCH: usize = 32;
 
@@ -44,10 +44,13 @@ impl Tenure {
     /// then found by word search, and embedded later.
     pub(crate) async fn vector_of(&self, text: &str) -> Option<Vector> {
         let embedder = self.engine.options().embedder.as_ref()?;
-        match ask(embedder, vec![text.to_owned()]).await {
+        match embed(embedder, vec![text.to_owned()]).await {
             Ok(vectors) => vectors.first().map(|v| Vector::new(embedder.name(), v)),
-            Err(why) => {
-                tracing::warn!(why, "a memory has no vector yet");
+            Err(reason) => {
+                tracing::warn!(
+                    why = reason,
+                    "could not embed a memory; it is found by words only until it is embedded"
+                );
                 None
             }
         }
@@ -55,53 +58,55 @@ impl Tenure {
 
     /// Stores a change note for a memory, which invalidates its vector in the index of this process
     /// and of others.
-    pub(crate) async fn memory_changed(&self, shelf: &Namespace, id: &str) -> Result<()> {
+    pub(crate) async fn memory_changed(&self, namespace: &Namespace, id: &str) -> Result<()> {
         if self.engine.options().embedder.as_ref().is_none() {
             return Ok(());
         }
         let now = self.now();
-        let mut note = self.lasting(stamp(now), id.to_owned());
-        note.expires_at = now.checked_add(CHANGES_FOR).ok();
-        self.store().put(&changes(shelf), &note, None).await
+        let mut note = self.lasting(time_ordered_key(now), id.to_owned());
+        note.expires_at = now.checked_add(CHANGE_TTL).ok();
+        self.store().put(&change_namespace(namespace), &note, None).await
     }
 
     /// Finds the memories of a namespace whose vectors are nearest to that of a question.
-    pub(crate) async fn nearest(&self, shelf: &Namespace, question: &str, limit: usize) -> Result<NearestResult> {
+    pub(crate) async fn nearest(&self, namespace: &Namespace, question: &str, limit: usize) -> Result<NearestResult> {
         let Some(embedder) = self.engine.options().embedder.as_ref() else {
-            return Ok(NearestResult::Not("there is no embedder".to_owned()));
+            return Ok(NearestResult::Not("no embedder is configured".to_owned()));
         };
-        let vectors = match ask(embedder, vec![question.to_owned()]).await {
+        let vectors = match embed(embedder, vec![question.to_owned()]).await {
             Ok(vectors) => vectors,
-            Err(why) => return Ok(NearestResult::Not(why)),
+            Err(reason) => return Ok(NearestResult::Not(reason)),
         };
-        let slot = self.codes(shelf, embedder);
-        let mut codes = slot.codes.lock().await;
-        self.look(shelf, &mut codes).await?;
+        let slot = self.vector_index(namespace, embedder);
+        let mut index = slot.codes.lock().await;
+        self.refresh_index(namespace, &mut index).await?;
         // Session namespaces are not covered by `embed_all`, so missing vectors are computed here.
-        if !codes.bare.is_empty() && matches!(shelf.owner, Owner::Session(_)) {
-            match self.embed_shelf(shelf, embedder, &mut |_| ()).await {
-                Ok(_) => self.look(shelf, &mut codes).await?,
-                Err(e) => tracing::debug!(error = %e, "no vectors for now"),
+        if !index.bare.is_empty() && matches!(namespace.owner, Owner::Session(_)) {
+            match self.embed_namespace(namespace, embedder, &mut |_| ()).await {
+                Ok(_) => self.refresh_index(namespace, &mut index).await?,
+                Err(e) => {
+                    tracing::debug!(error = %e, "could not embed the session's memories; retrying at the next recall")
+                }
             }
         }
-        let found = vectors.first().map(|v| codes.nearest(v, limit)).unwrap_or_default();
-        let weight = codes.weight();
-        drop(codes);
+        let hits = vectors.first().map(|v| index.nearest(v, limit)).unwrap_or_default();
+        let weight = index.weight();
+        drop(index);
         if weight > slot.weight + slot.weight / 8 {
-            self.shared.memories.vectors.insert(shelf.clone(), WeighedIndex { weight, ..slot });
+            self.shared.memories.vectors.insert(namespace.clone(), WeighedIndex { weight, ..slot });
         }
-        Ok(NearestResult::Found(found))
+        Ok(NearestResult::Found(hits))
     }
 
-    fn codes(&self, shelf: &Namespace, embedder: &Embedder) -> WeighedIndex {
-        let fresh = || {
-            let codes = VectorIndex { model: embedder.name().to_owned(), ..VectorIndex::default() };
+    fn vector_index(&self, namespace: &Namespace, embedder: &Embedder) -> WeighedIndex {
+        let new_index = || {
+            let index = VectorIndex { model: embedder.name().to_owned(), ..VectorIndex::default() };
             Ok::<_, std::convert::Infallible>(WeighedIndex {
-                weight: codes.weight(),
-                codes: Arc::new(Mutex::new(codes)),
+                weight: index.weight(),
+                codes: Arc::new(Mutex::new(index)),
             })
         };
-        match self.shared.memories.vectors.get_or_insert_with(shelf, fresh) {
+        match self.shared.memories.vectors.get_or_insert_with(namespace, new_index) {
             Ok(slot) => slot,
             Err(never) => match never {},
         }
@@ -109,112 +114,119 @@ impl Tenure {
 
     /// Refreshes the index from the change notes, or rebuilds it if it is older than the notes are
     /// stored.
-    async fn look(&self, shelf: &Namespace, codes: &mut VectorIndex) -> Result<()> {
+    async fn refresh_index(&self, namespace: &Namespace, index: &mut VectorIndex) -> Result<()> {
         let now = self.now();
-        let since = codes.looked.filter(|t| now.duration_since(*t).abs() < CHANGES_FOR - SKEW - SKEW);
-        let Some(since) = since else { return self.read_all(shelf, codes, now).await };
-        let notes = self.notes(shelf, since).await?;
-        for note in notes.iter().filter(|n| !codes.seen.contains_key(&n.key)).collect::<Vec<_>>() {
-            let item = self.store().get(shelf, &note.value, None).await?;
-            let kept = item.as_ref().map(kept).transpose()?;
-            codes.set(&note.value, kept.as_ref());
+        let since = index.looked.filter(|t| now.duration_since(*t).abs() < CHANGE_TTL - CLOCK_SKEW - CLOCK_SKEW);
+        let Some(since) = since else { return self.rebuild_index(namespace, index, now).await };
+        let notes = self.change_notes(namespace, since).await?;
+        for note in notes.iter().filter(|n| !index.seen.contains_key(&n.key)).collect::<Vec<_>>() {
+            let item = self.store().get(namespace, &note.value, None).await?;
+            let record = item.as_ref().map(kept).transpose()?;
+            index.set(&note.value, record.as_ref());
         }
-        codes.seen.extend(notes.into_iter().map(|n| (n.key, n.created_at)));
-        codes.seen.retain(|_, at| now.duration_since(*at) < SKEW + SKEW + SKEW);
-        codes.looked = Some(now);
+        index.seen.extend(notes.into_iter().map(|n| (n.key, n.created_at)));
+        index.seen.retain(|_, at| now.duration_since(*at) < CLOCK_SKEW + CLOCK_SKEW + CLOCK_SKEW);
+        index.looked = Some(now);
         Ok(())
     }
 
     /// Reads the change notes since a time, minus the allowed clock skew.
-    async fn notes(&self, shelf: &Namespace, since: Timestamp) -> Result<Vec<Item>> {
-        let at = changes(shelf);
-        let mut after = stamp(since.checked_sub(SKEW).unwrap_or(since));
+    async fn change_notes(&self, namespace: &Namespace, since: Timestamp) -> Result<Vec<Item>> {
+        let changes = change_namespace(namespace);
+        let mut after = time_ordered_key(since.checked_sub(CLOCK_SKEW).unwrap_or(since));
         let mut all = Vec::new();
         loop {
-            let page = self.store().items(&at, Some(&after), 1000).await?;
+            let page = self.store().items(&changes, Some(&after), 1000).await?;
             let Some(last) = page.last() else { return Ok(all) };
             after = last.key.clone();
             all.extend(page);
         }
     }
 
-    async fn read_all(&self, shelf: &Namespace, codes: &mut VectorIndex, now: Timestamp) -> Result<()> {
-        *codes = VectorIndex { model: std::mem::take(&mut codes.model), ..VectorIndex::default() };
+    async fn rebuild_index(&self, namespace: &Namespace, index: &mut VectorIndex, now: Timestamp) -> Result<()> {
+        *index = VectorIndex { model: std::mem::take(&mut index.model), ..VectorIndex::default() };
         let mut after = None::<String>;
         loop {
-            let page = self.store().items(shelf, after.as_deref(), 1000).await?;
+            let page = self.store().items(namespace, after.as_deref(), 1000).await?;
             let Some(last) = page.last() else { break };
             after = Some(last.key.clone());
             for item in &page {
-                codes.set(&item.key, Some(&kept(item)?));
+                index.set(&item.key, Some(&kept(item)?));
             }
         }
-        codes.looked = Some(now);
+        index.looked = Some(now);
         Ok(())
     }
 
     /// Computes missing vectors (of the current model) for the memories of a namespace, and returns
-    /// how many were computed. `told` is called after each batch.
-    async fn embed_shelf(&self, shelf: &Namespace, embedder: &Embedder, told: &mut impl FnMut(usize)) -> Result<usize> {
-        let (mut after, mut done) = (None::<String>, 0);
+    /// how many were computed. `on_batch` is called after each batch.
+    async fn embed_namespace(
+        &self,
+        namespace: &Namespace,
+        embedder: &Embedder,
+        on_batch: &mut impl FnMut(usize),
+    ) -> Result<usize> {
+        let mut after = None::<String>;
+        let mut count = 0;
         loop {
-            let page = self.store().items(shelf, after.as_deref(), BATCH * 4).await?;
-            let Some(last) = page.last() else { return Ok(done) };
+            let page = self.store().items(namespace, after.as_deref(), BATCH * 4).await?;
+            let Some(last) = page.last() else { return Ok(count) };
             after = Some(last.key.clone());
-            let mut bare = Vec::new();
+            let mut missing = Vec::new();
             for item in page {
-                let all = kept(&item)?;
-                let has = all.vector.is_some_and(|v| v.model == embedder.name());
-                bare.extend(all.text.or(item.text).filter(|_| !has).map(|text| (item.key, text)));
+                let record = kept(&item)?;
+                let has_vector = record.vector.is_some_and(|v| v.model == embedder.name());
+                missing.extend(record.text.or(item.text).filter(|_| !has_vector).map(|text| (item.key, text)));
             }
-            for batch in bare.chunks(BATCH) {
+            for batch in missing.chunks(BATCH) {
                 let texts = batch.iter().map(|(_, text)| text.clone()).collect();
-                let vectors = ask(embedder, texts).await.map_err(Error::unavailable)?;
+                let vectors = embed(embedder, texts).await.map_err(Error::unavailable)?;
                 for ((id, _), vector) in batch.iter().zip(vectors) {
-                    self.give_vector(shelf, id, Vector::new(embedder.name(), &vector)).await?;
+                    self.store_vector(namespace, id, Vector::new(embedder.name(), &vector)).await?;
                 }
-                done += batch.len();
-                told(batch.len());
+                count += batch.len();
+                on_batch(batch.len());
             }
         }
     }
 
-    async fn give_vector(&self, shelf: &Namespace, id: &str, vector: Vector) -> Result<()> {
-        let _changing = self.shared.memories.changing(id).await;
+    async fn store_vector(&self, namespace: &Namespace, id: &str, vector: Vector) -> Result<()> {
+        let _memory_guard = self.shared.memories.changing(id).await;
         // The memory may have been removed in the meantime.
-        let Some(item) = self.store().get(shelf, id, None).await? else { return Ok(()) };
-        let all = MemoryRecord { vector: Some(vector), ..kept(&item)? };
-        let item = Item { value: crate::memory::memories::written(&all), ..item };
-        self.store().put(shelf, &item, None).await?;
-        self.memory_changed(shelf, id).await
+        let Some(item) = self.store().get(namespace, id, None).await? else { return Ok(()) };
+        let record = MemoryRecord { vector: Some(vector), ..kept(&item)? };
+        let item = Item { value: crate::memory::memories::written(&record), ..item };
+        self.store().put(namespace, &item, None).await?;
+        self.memory_changed(namespace, id).await
     }
 
     /// Computes missing vectors (of the current model) for all memories of users and groups, and
     /// returns how many were computed. Memories can be recalled concurrently. Memories of sessions
     /// are embedded when they are recalled.
-    pub async fn embed_all(&self, mut told: impl FnMut(usize)) -> Result<usize> {
+    pub async fn embed_all(&self, mut on_batch: impl FnMut(usize)) -> Result<usize> {
         let Some(embedder) = self.engine.options().embedder.as_ref() else { return Ok(0) };
-        let mut done = 0;
-        for shelf in self.memory_shelves().await? {
-            done += self.embed_shelf(&shelf, embedder, &mut told).await?;
+        let mut count = 0;
+        for namespace in self.memory_shelves().await? {
+            count += self.embed_namespace(&namespace, embedder, &mut on_batch).await?;
         }
-        Ok(done)
+        Ok(count)
     }
 }
 
-async fn ask(embedder: &Embedder, texts: Vec<String>) -> Result<Vec<Vec<f32>>, String> {
-    let late = |_| format!("{} took longer than {PATIENCE:?}", embedder.name());
-    tokio::time::timeout(PATIENCE, embedder.embed(texts)).await.map_err(late)?
+async fn embed(embedder: &Embedder, texts: Vec<String>) -> Result<Vec<Vec<f32>>, String> {
+    let timed_out = |_| format!("embedder {} timed out after {EMBED_TIMEOUT:?}", embedder.name());
+    tokio::time::timeout(EMBED_TIMEOUT, embedder.embed(texts)).await.map_err(timed_out)?
 }
 
-fn changes(shelf: &Namespace) -> Namespace {
-    debug_assert_eq!(shelf.name, MEMORY);
-    Namespace { name: CHANGES.to_owned(), ..shelf.clone() }
+fn change_namespace(namespace: &Namespace) -> Namespace {
+    debug_assert_eq!(namespace.name, MEMORY);
+    Namespace { name: CHANGES.to_owned(), ..namespace.clone() }
 }
 
 /// A unique key that sorts by time (UUIDv7).
-fn stamp(now: Timestamp) -> String {
-    let (seconds, nanos) = (now.as_second().max(0) as u64, now.subsec_nanosecond().max(0) as u32);
+fn time_ordered_key(now: Timestamp) -> String {
+    let seconds = now.as_second().max(0) as u64;
+    let nanos = now.subsec_nanosecond().max(0) as u32;
     uuid::Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, seconds, nanos)).to_string()
 }
 
@@ -222,45 +234,45 @@ fn stamp(now: Timestamp) -> String {
 mod tests {
     use super::*;
 
-    fn with(numbers: &[f32]) -> MemoryRecord {
+    fn record_with_vector(numbers: &[f32]) -> MemoryRecord {
         MemoryRecord { vector: Some(Vector::new("m", numbers)), ..MemoryRecord::default() }
     }
 
-    fn codes() -> VectorIndex {
+    fn empty_index() -> VectorIndex {
         VectorIndex { model: "m".to_owned(), ..VectorIndex::default() }
     }
 
     #[test]
-    fn the_nearest_come_first_and_strangers_not_at_all() {
-        let mut codes = codes();
-        codes.set("east", Some(&with(&[1.0, 0.0])));
-        codes.set("north", Some(&with(&[0.0, 1.0])));
-        codes.set("north-east", Some(&with(&[1.0, 1.0])));
-        codes.set("west", Some(&with(&[-1.0, 0.0])));
-        codes.set(
+    fn nearest_vectors_come_first_and_other_models_are_excluded() {
+        let mut index = empty_index();
+        index.set("east", Some(&record_with_vector(&[1.0, 0.0])));
+        index.set("north", Some(&record_with_vector(&[0.0, 1.0])));
+        index.set("north-east", Some(&record_with_vector(&[1.0, 1.0])));
+        index.set("west", Some(&record_with_vector(&[-1.0, 0.0])));
+        index.set(
             "of another model",
             Some(&MemoryRecord { vector: Some(Vector::new("n", &[1.0, 0.0])), ..MemoryRecord::default() }),
         );
-        codes.set("longer", Some(&with(&[1.0, 0.0, 0.0])));
-        let found: Vec<_> = codes.nearest(&[2.0, 0.5], 10).into_iter().map(|(key, _)| key).collect();
+        index.set("longer", Some(&record_with_vector(&[1.0, 0.0, 0.0])));
+        let found: Vec<_> = index.nearest(&[2.0, 0.5], 10).into_iter().map(|(key, _)| key).collect();
         assert_eq!(found, ["east", "north-east", "north"]);
-        assert_eq!(codes.bare.len(), 2);
-        assert!(codes.nearest(&[1.0, 0.0, 0.0], 10).is_empty(), "of another length");
+        assert_eq!(index.bare.len(), 2);
+        assert!(index.nearest(&[1.0, 0.0, 0.0], 10).is_empty(), "of another length");
     }
 
     #[test]
-    fn what_is_taken_out_is_found_no_more() {
-        let mut all = codes();
+    fn a_removed_vector_is_not_found() {
+        let mut all = empty_index();
         let numbers = |i: usize| -> Vec<f32> { (0..100).map(|j| ((i * 31 + j * 17) % 13) as f32 - 6.0).collect() };
         for i in 0..50 {
-            all.set(&format!("k{i}"), Some(&with(&numbers(i))));
+            all.set(&format!("k{i}"), Some(&record_with_vector(&numbers(i))));
         }
         for i in (0..50).step_by(3) {
             all.set(&format!("k{i}"), None);
         }
-        let mut same = codes();
+        let mut same = empty_index();
         for i in (0..50).filter(|i| i % 3 > 0) {
-            same.set(&format!("k{i}"), Some(&with(&numbers(i))));
+            same.set(&format!("k{i}"), Some(&record_with_vector(&numbers(i))));
         }
         for i in 0..50 {
             assert_eq!(all.nearest(&numbers(i), 7), same.nearest(&numbers(i), 7));
@@ -269,11 +281,11 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_a_number_is_enough() {
+    fn quantization_to_one_byte_preserves_similarity() {
         let numbers: Vec<f32> = (0..384).map(|i| ((i * 7919 % 1000) as f32 - 500.0) / 3000.0).collect();
-        let mut codes = codes();
-        codes.set("same", Some(&with(&numbers)));
-        let (_, cosine) = codes.nearest(&numbers, 1).remove(0);
+        let mut index = empty_index();
+        index.set("same", Some(&record_with_vector(&numbers)));
+        let (_, cosine) = index.nearest(&numbers, 1).remove(0);
         assert!(cosine > 0.9999, "{cosine}");
     }
 }

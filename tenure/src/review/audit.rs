@@ -29,20 +29,20 @@ pub struct AuditTrail {
 impl AuditTrail {
     /// Builds the audit trail of a complete log and compares it with the end of the chain recorded
     /// in the session's head.
-    pub(crate) fn of<'r>(head: &Head, log: impl IntoIterator<Item = &'r Record>) -> Self {
+    pub(crate) fn from_log<'r>(head: &Head, log: impl IntoIterator<Item = &'r Record>) -> Self {
         let mut check = ChainCheck::default();
         let mut trail = Self { decisions: Vec::new(), broken: None };
         for record in log {
             let (decision, broken) = check.take(&head.info.session_id, record);
             trail.decisions.extend(decision);
             if trail.broken.is_none() {
-                trail.broken = broken.map(|why| (record.seq, why));
+                trail.broken = broken.map(|reason| (record.seq, reason));
             }
         }
         if trail.broken.is_none() && check.chain() != head.decisions {
             let last = trail.decisions.last().map_or(head.seq, |d| d.seq);
-            let why = "the last decision is not the one that the session's head records".to_owned();
-            trail.broken = Some((last, why));
+            let reason = "the last decision differs from the end of the hash chain in the session's head".to_owned();
+            trail.broken = Some((last, reason));
         }
         trail
     }
@@ -83,16 +83,16 @@ impl AuditRange {
 }
 
 /// Number of heads read per page.
-const HEADS: usize = 100;
+const HEADS_PER_PAGE: usize = 100;
 
 /// A paged export of the decisions of all sessions visible to a principal. Memory is bounded by one
 /// page of records and sixteen bytes per session with decisions.
 #[derive(Debug)]
 pub struct AuditExport {
     tenure: Tenure,
-    whose: OwnerFilter,
+    owner_filter: OwnerFilter,
     range: AuditRange,
-    began: Timestamp,
+    started_at: Timestamp,
     /// Digests of the sessions that were already exported. A session that becomes active during the
     /// export moves to the front of the list and is found again.
     seen: HashSet<[u8; 16]>,
@@ -100,40 +100,40 @@ pub struct AuditExport {
     cursor: Option<SessionCursor>,
     /// True in passes after the first. They cover only sessions that were active since the export
     /// began.
-    again: bool,
-    found: bool,
-    ended: bool,
+    is_repeated_pass: bool,
+    found_session: bool,
+    is_finished: bool,
     current: Option<(Head, Seq, ChainCheck)>,
 }
 
 impl Tenure {
     /// Returns the audit trail of a session of any status. A fork's trail starts with the decisions
     /// inherited from its parent.
-    pub async fn audit(&self, who: &Principal, id: &SessionId) -> Result<AuditTrail> {
-        let head = self.head(who, id).await?;
+    pub async fn audit(&self, principal: &Principal, id: &SessionId) -> Result<AuditTrail> {
+        let head = self.head(principal, id).await?;
         let log = self.engine.log(&head).await?;
-        Ok(AuditTrail::of(&head, log.iter().flatten()))
+        Ok(AuditTrail::from_log(&head, log.iter().flatten()))
     }
 
-    /// Exports the decisions of all sessions visible to `who`, of every status, ordered by session
-    /// and by record within a session. A decision shared by forks is exported once, with the
-    /// session whose log contains it.
-    pub fn audit_export(&self, who: &Principal, range: AuditRange) -> AuditExport {
-        let whose = match who.reach {
-            AccessScope::Own => OwnerFilter::User(who.tenant.clone(), who.user.clone()),
-            AccessScope::Tenant => OwnerFilter::Tenant(who.tenant.clone()),
+    /// Exports the decisions of all sessions visible to `principal`, of every status, ordered by
+    /// session and by record within a session. A decision shared by forks is exported once, with
+    /// the session whose log contains it.
+    pub fn audit_export(&self, principal: &Principal, range: AuditRange) -> AuditExport {
+        let owner_filter = match principal.reach {
+            AccessScope::Own => OwnerFilter::User(principal.tenant.clone(), principal.user.clone()),
+            AccessScope::Tenant => OwnerFilter::Tenant(principal.tenant.clone()),
         };
         AuditExport {
             tenure: self.clone(),
-            whose,
+            owner_filter,
             range,
-            began: self.now(),
+            started_at: self.now(),
             seen: HashSet::new(),
             heads: VecDeque::new(),
             cursor: None,
-            again: false,
-            found: false,
-            ended: false,
+            is_repeated_pass: false,
+            found_session: false,
+            is_finished: false,
             current: None,
         }
     }
@@ -162,10 +162,10 @@ impl AuditExport {
                 }
             } else if let Some(head) = self.heads.pop_front() {
                 self.visit(head);
-            } else if self.ended {
+            } else if self.is_finished {
                 return Ok(None);
             } else {
-                self.more().await?;
+                self.load_heads().await?;
             }
         }
     }
@@ -176,32 +176,34 @@ impl AuditExport {
         if !self.seen.insert(id) {
             return;
         }
-        self.found = true;
+        self.found_session = true;
         // A fork may own older records, inherited from a purged parent (D-001), so its log is read
         // in any case.
-        let whole = head.parent.is_none() && head.first == 1 && head.decisions.is_none_or(|c| c.count > 0);
-        let over = self.range.from.is_some_and(|from| head.info.updated_at < from);
-        if whole && over {
+        let owns_all_records = head.parent.is_none() && head.first == 1 && head.decisions.is_none_or(|c| c.count > 0);
+        let is_before_range = self.range.from.is_some_and(|from| head.info.updated_at < from);
+        if owns_all_records && is_before_range {
             return;
         }
         let first = head.first;
         self.current = Some((head, first - 1, ChainCheck::default()));
     }
 
-    async fn more(&mut self) -> Result<()> {
-        let mut query = SessionQuery::new(self.whose.clone(), HEADS);
+    async fn load_heads(&mut self) -> Result<()> {
+        let mut query = SessionQuery::new(self.owner_filter.clone(), HEADS_PER_PAGE);
         query.status = vec![Status::Active, Status::Paused, Status::Expired, Status::Deleted];
         query.reviewing = Some(ReviewIndexLabel::Decided);
         query.cursor = self.cursor.take();
         let heads = self.tenure.store().heads(&query).await?;
-        let more = heads.len() == HEADS && (!self.again || heads.last().is_some_and(|h| h.active_at >= self.began));
-        self.cursor = heads.last().filter(|_| more).map(SessionCursor::of);
+        let has_more = heads.len() == HEADS_PER_PAGE
+            && (!self.is_repeated_pass || heads.last().is_some_and(|h| h.active_at >= self.started_at));
+        self.cursor = heads.last().filter(|_| has_more).map(SessionCursor::of);
         self.heads = heads.into();
-        if !more {
+        if !has_more {
             // Sessions that became active during a pass may have moved past its cursor. Passes are
             // repeated until one finds no new session.
-            self.ended = self.again && !self.found;
-            (self.again, self.found) = (true, false);
+            self.is_finished = self.is_repeated_pass && !self.found_session;
+            self.is_repeated_pass = true;
+            self.found_session = false;
         }
         Ok(())
     }

@@ -48,37 +48,37 @@ pub struct ReviewInput {
 }
 
 impl Tenure {
-    /// Lists reviews of the sessions visible to `who`. A page contains all matching reviews of at
-    /// most `sessions` sessions.
+    /// Lists reviews of the sessions visible to `principal`. A page contains all matching reviews
+    /// of at most `sessions` sessions.
     pub async fn reviews(
         &self,
-        who: &Principal,
-        which: &ReviewFilter,
+        principal: &Principal,
+        filter: &ReviewFilter,
         cursor: Option<SessionCursor>,
         sessions: usize,
     ) -> Result<ReviewPage> {
         let mut query = SessionQuery::new(OwnerFilter::Everyone, sessions);
         query.cursor = cursor;
-        query.reviewing = Some(match which {
+        query.reviewing = Some(match filter {
             ReviewFilter::Open(None) => ReviewIndexLabel::Open,
             ReviewFilter::Open(Some(queue)) => ReviewIndexLabel::Queue(queue.clone()),
             ReviewFilter::Decided => ReviewIndexLabel::Decided,
         });
-        let page = self.list(who, query).await?;
+        let page = self.list(principal, query).await?;
         let mut reviews = Vec::new();
         for head in page.heads {
-            let found = self.engine.read(who, &head.info.session_id, Depth::Session, |state| {
+            let matching = self.engine.read(principal, &head.info.session_id, Depth::Session, |state| {
                 let session = self.engine.whole_ref(state, &head.info.session_id)?;
-                let wanted = session.reviews.iter().filter(|r| match which {
+                let selected = session.reviews.iter().filter(|r| match filter {
                     ReviewFilter::Open(queue) => {
                         r.decided.is_none() && !r.void && (queue.is_none() || r.opened.queue == *queue)
                     }
                     ReviewFilter::Decided => r.decided.is_some(),
                 });
-                Ok(wanted.cloned().map(|r| (session.head().clone(), r)).collect::<Vec<_>>())
+                Ok(selected.cloned().map(|r| (session.head().clone(), r)).collect::<Vec<_>>())
             });
-            match found.await {
-                Ok(found) => reviews.extend(found),
+            match matching.await {
+                Ok(matching) => reviews.extend(matching),
                 // The session was purged after it was listed.
                 Err(Error::NotFound { .. }) => {}
                 Err(e) => return Err(e),
@@ -88,103 +88,109 @@ impl Tenure {
     }
 
     /// Returns a review with the head of its session.
-    pub async fn review(&self, who: &Principal, id: &ReviewId) -> Result<(Head, Review)> {
+    pub async fn review(&self, principal: &Principal, id: &ReviewId) -> Result<(Head, Review)> {
         let session_id = id.session().ok_or_else(|| no_review(id))?;
-        let found = self.engine.read(who, &session_id, Depth::Session, |state| {
+        let review = self.engine.read(principal, &session_id, Depth::Session, |state| {
             let session = self.engine.whole_ref(state, &session_id)?;
-            Ok((session.head().clone(), find(session, id)?.clone()))
+            Ok((session.head().clone(), find_review(session, id)?.clone()))
         });
-        found.await.map_err(|e| hidden(e, id))
+        review.await.map_err(|e| hide_session(e, id))
     }
 
-    /// Claims a review for `by`, so that no other reviewer can claim or decide it until `lasting`
-    /// has elapsed. If `by` is `None`, releases the claim held by `forth`. Returns
-    /// [`Error::Claimed`] if another reviewer holds it.
+    /// Claims a review for `claimant`, so that no other reviewer can claim or decide it until
+    /// `duration` has elapsed. If `claimant` is `None`, releases the claim held by `previous`.
+    /// Returns [`Error::Claimed`] if another reviewer holds it.
     pub async fn claim_review(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &ReviewId,
-        by: Option<&str>,
-        forth: Option<&str>,
-        lasting: SignedDuration,
+        claimant: Option<&str>,
+        previous: Option<&str>,
+        duration: SignedDuration,
     ) -> Result<Review> {
-        let done = self.at_review(who, id, |_, review, now| {
-            let holder = by.or(forth).unwrap_or_default();
+        let updated = self.update_review(principal, id, |_, review, now| {
+            let holder = claimant.or(previous).unwrap_or_default();
             check_claim(review, holder, now)?;
-            let until = by.and_then(|_| now.checked_add(lasting).ok());
-            let mut after = review.clone();
-            after.claimed = by.map(|by| (by.to_owned(), until));
-            let entry = Entry::ReviewClaimed { review: id.clone(), by: by.map(str::to_owned), until };
-            Ok((vec![entry], after))
+            let until = claimant.and_then(|_| now.checked_add(duration).ok());
+            let mut claimed = review.clone();
+            claimed.claimed = claimant.map(|claimant| (claimant.to_owned(), until));
+            let entry = Entry::ReviewClaimed { review: id.clone(), by: claimant.map(str::to_owned), until };
+            Ok((vec![entry], claimed))
         });
-        done.await
+        updated.await
     }
 
     /// Decides a review. The last open review of a session reactivates the session and releases its
     /// run, which can then be taken over at once.
-    pub async fn decide(&self, who: &Principal, id: &ReviewId, verdict: &ReviewInput) -> Result<Review> {
-        if verdict.decision == Decision::Corrected && !matches!(verdict.arguments, Some(Value::Object(_))) {
-            return Err(Error::invalid("arguments", "`corrected` needs `arguments`, an object that is used instead"));
+    pub async fn decide(&self, principal: &Principal, id: &ReviewId, input: &ReviewInput) -> Result<Review> {
+        if input.decision == Decision::Corrected && !matches!(input.arguments, Some(Value::Object(_))) {
+            return Err(Error::invalid(
+                "arguments",
+                "the decision `corrected` requires `arguments`: a JSON object that replaces the arguments of the call",
+            ));
         }
         let max = self.limits().max_info_bytes;
-        let arguments = verdict.arguments.as_ref().map_or(0, |a| a.to_string().len());
-        let size = verdict.notes.as_ref().map_or(0, String::len) + verdict.reviewer.len() + arguments;
+        let arguments = input.arguments.as_ref().map_or(0, |a| a.to_string().len());
+        let size = input.notes.as_ref().map_or(0, String::len) + input.reviewer.len() + arguments;
         if size > max {
             return Err(Error::TooLarge { what: "a decision".into(), limit: "max_info_bytes", max: max as u64 });
         }
-        self.at_review(who, id, |session, review, now| {
-            check_claim(review, &verdict.reviewer, now)?;
-            Ok(decided(session, review, verdict, now))
+        self.update_review(principal, id, |session, review, now| {
+            check_claim(review, &input.reviewer, now)?;
+            Ok(decision_entries(session, review, input, now))
         })
         .await
     }
 
     /// Applies `step` to an open review and commits its entries.
-    async fn at_review(
+    async fn update_review(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &ReviewId,
         step: impl Fn(&Session, &Review, Timestamp) -> Result<(Vec<Entry>, Review)>,
     ) -> Result<Review> {
         let session_id = id.session().ok_or_else(|| no_review(id))?;
         // Open reviews are in the session's most recent part; a review decided long ago may require
         // the full log.
-        match self.step_at(who, &session_id, id, Depth::Run, &step).await {
-            Err(Error::NoSuchReview { .. }) => self.step_at(who, &session_id, id, Depth::Session, &step).await,
+        match self.update_review_at(principal, &session_id, id, Depth::Run, &step).await {
+            Err(Error::NoSuchReview { .. }) => {
+                self.update_review_at(principal, &session_id, id, Depth::Session, &step).await
+            }
             other => other,
         }
     }
 
-    async fn step_at(
+    async fn update_review_at(
         &self,
-        who: &Principal,
+        principal: &Principal,
         session_id: &SessionId,
         id: &ReviewId,
-        need: Depth,
+        depth: Depth,
         step: &impl Fn(&Session, &Review, Timestamp) -> Result<(Vec<Entry>, Review)>,
     ) -> Result<Review> {
-        let done = self.write(who, session_id, need, |state, now| {
+        let updated = self.write(principal, session_id, depth, |state, now| {
             let session = self.engine.run_ref(state, session_id)?;
             self.engine.check_live(session)?;
-            let review = find(session, id)?;
+            let review = find_review(session, id)?;
             if review.decided.is_some() || review.void {
-                let how = review.decided.as_ref().map_or_else(
-                    || "its run has ended".to_owned(),
-                    |(_, d)| format!("{} said {}", d.reviewer, d.decision.as_str()),
+                let decision = review.decided.as_ref().map_or_else(
+                    || "the run of the review has ended".to_owned(),
+                    |(_, d)| format!("{} decided {}", d.reviewer, d.decision.as_str()),
                 );
-                return Err(Error::Decided { review: id.clone(), how });
+                return Err(Error::Decided { review: id.clone(), how: decision });
             }
-            let (entries, after) = step(session, review, now)?;
-            Ok(PendingCommit::new(entries, after))
+            let (entries, updated_review) = step(session, review, now)?;
+            Ok(PendingCommit::new(entries, updated_review))
         });
-        done.await.map_err(|e| hidden(e, id))
+        updated.await.map_err(|e| hide_session(e, id))
     }
 
     /// Applies the timeout decision to reviews that are overdue, and returns how many were decided.
     /// At most `max_sweep` sessions are processed per call.
     pub async fn decide_overdue(&self) -> Result<usize> {
         let mut query = SessionQuery::new(OwnerFilter::Everyone, self.limits().max_sweep);
-        (query.due_before, query.order) = (Some(self.now()), SessionOrder::Due);
+        query.due_before = Some(self.now());
+        query.order = SessionOrder::Due;
         query.status = vec![Status::Paused];
         let mut count = 0;
         for head in self.store().heads(&query).await? {
@@ -196,24 +202,27 @@ impl Tenure {
     /// Applies the timeout decision to the overdue reviews of one session, and returns how many
     /// were decided.
     pub(crate) async fn decide_for(&self, head: &Head) -> Result<usize> {
-        let (who, id) = (head.owner(), &head.info.session_id);
-        let overdue = self.engine.read(&who, id, Depth::Run, |state| {
-            let (session, now) = (self.engine.run_ref(state, id)?, self.now());
-            let late =
+        let principal = head.owner();
+        let id = &head.info.session_id;
+        let overdue = self.engine.read(&principal, id, Depth::Run, |state| {
+            let session = self.engine.run_ref(state, id)?;
+            let now = self.now();
+            let with_timeout =
                 session.open_reviews().filter_map(|r| Some((r.opened.review.clone(), r.opened.timeout.clone()?)));
-            Ok(late.filter(|(_, timeout)| timeout.at <= now).collect::<Vec<_>>())
+            Ok(with_timeout.filter(|(_, timeout)| timeout.at <= now).collect::<Vec<_>>())
         });
         let mut count = 0;
         for (review, timeout) in overdue.await? {
-            let verdict = ReviewInput {
+            let input = ReviewInput {
                 decision: timeout.decision,
                 reviewer: "timeout".to_owned(),
-                notes: Some("nobody decided in time".to_owned()),
+                notes: Some("decided automatically: the review timed out".to_owned()),
                 arguments: None,
             };
-            let done =
-                self.at_review(&who, &review, |session, review, now| Ok(decided(session, review, &verdict, now)));
-            match done.await {
+            let decided = self.update_review(&principal, &review, |session, review, now| {
+                Ok(decision_entries(session, review, &input, now))
+            });
+            match decided.await {
                 Ok(_) => count += 1,
                 Err(Error::Decided { .. } | Error::NoSuchReview { .. }) => {}
                 Err(e) => return Err(e),
@@ -225,25 +234,26 @@ impl Tenure {
 
 /// The entries that record a decision, and the resulting review. The last open review also
 /// reactivates the session and releases its run.
-fn decided(session: &Session, review: &Review, verdict: &ReviewInput, now: Timestamp) -> (Vec<Entry>, Review) {
-    let ReviewInput { decision, reviewer, notes, arguments } = verdict.clone();
-    let (id, step) = (review.opened.review.clone(), review.opened.step.clone());
+fn decision_entries(session: &Session, review: &Review, input: &ReviewInput, now: Timestamp) -> (Vec<Entry>, Review) {
+    let ReviewInput { decision, reviewer, notes, arguments } = input.clone();
+    let id = review.opened.review.clone();
+    let step = review.opened.step.clone();
     let previous = Some(DecisionChain::link(session.decisions));
-    let made = ReviewDecided { review: id.clone(), step, decision, reviewer, notes, arguments, previous };
-    let mut entries = vec![Entry::review_decided(made.clone())];
+    let decision_record = ReviewDecided { review: id.clone(), step, decision, reviewer, notes, arguments, previous };
+    let mut entries = vec![Entry::review_decided(decision_record.clone())];
     if session.open_reviews().all(|r| r.opened.review == id) {
         entries.push(Entry::Status { to: Status::Active, reason: Some("decided".to_owned()) });
-        entries.extend(review.opened.run.clone().map(|run| released(run, now)));
+        entries.extend(review.opened.run.clone().map(|run| release_entry(run, now)));
     }
-    (entries, Review { decided: Some((now, made)), ..review.clone() })
+    (entries, Review { decided: Some((now, decision_record)), ..review.clone() })
 }
 
 /// An entry that releases a run's lease, so that any node can take it over.
-fn released(run: RunId, now: Timestamp) -> Entry {
+fn release_entry(run: RunId, now: Timestamp) -> Entry {
     Entry::RunClaimed { run, claim: LeaseClaim { node: String::new(), until: now } }
 }
 
-fn find<'s>(session: &'s Session, id: &ReviewId) -> Result<&'s Review> {
+fn find_review<'s>(session: &'s Session, id: &ReviewId) -> Result<&'s Review> {
     session.reviews.iter().find(|r| r.opened.review == *id).ok_or_else(|| no_review(id))
 }
 
@@ -253,16 +263,16 @@ fn no_review(id: &ReviewId) -> Error {
 
 /// Converts "session not found" into "review not found": the existence of an invisible session must
 /// not leak.
-fn hidden(e: Error, id: &ReviewId) -> Error {
+fn hide_session(e: Error, id: &ReviewId) -> Error {
     match e {
         Error::NotFound { .. } => no_review(id),
         other => other,
     }
 }
 
-fn check_claim(review: &Review, by: &str, now: Timestamp) -> Result<()> {
+fn check_claim(review: &Review, reviewer: &str, now: Timestamp) -> Result<()> {
     match &review.claimed {
-        Some((holder, until)) if holder != by && until.is_none_or(|t| t > now) => {
+        Some((holder, until)) if holder != reviewer && until.is_none_or(|t| t > now) => {
             Err(Error::Claimed { review: review.opened.review.clone(), by: holder.clone() })
         }
         _ => Ok(()),

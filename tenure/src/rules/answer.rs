@@ -19,8 +19,8 @@ pub struct ModelAnswer {
     /// Current size of the message, approximately.
     bytes: usize,
     message: Map<String, Value>,
-    whole: Option<Message>,
-    body: Option<String>,
+    complete_message: Option<Message>,
+    complete_body: Option<String>,
     /// Why the model stopped. `None` while the response is incomplete.
     pub finish_reason: Option<String>,
     /// Token usage as reported by the model server.
@@ -62,33 +62,33 @@ impl ModelAnswer {
 
     /// Merges a chunk. Malformed input is [`ModelError::Broken`]. A chunk that would make the message exceed
     /// its limit is [`ModelError::TooLarge`] and is not merged: the message stays as it was.
-    pub fn take(&mut self, piece: &ModelChunk) -> Result<(), ModelError> {
-        let (ModelChunk::Chunk(text) | ModelChunk::Whole(text)) = piece;
+    pub fn take(&mut self, chunk: &ModelChunk) -> Result<(), ModelError> {
+        let (ModelChunk::Chunk(text) | ModelChunk::Whole(text)) = chunk;
         let body: CompletionBody<'_> =
-            serde_json::from_str(text).map_err(|e| broken(format!("it is no chat completion: {e}")))?;
+            serde_json::from_str(text).map_err(|e| broken(format!("not a chat completion object: {e}")))?;
         if let Some(error) = body.error.filter(|e| e.get() != "null") {
-            return Err(broken(format!("the model's server reported an error: {:.500}", error.get())));
+            return Err(broken(format!("the model server reported an error: {:.500}", error.get())));
         }
         if let Some(limit) = self.max_bytes {
             let choices = body.choices.iter().flatten().filter(|c| c.index == 0);
-            let more =
+            let added =
                 choices.map(|c| c.message.map_or(0, |m| m.get().len()) + c.delta.as_ref().map_or(0, object_size));
-            if self.bytes.saturating_add(more.sum()) > limit {
+            if self.bytes.saturating_add(added.sum()) > limit {
                 return Err(ModelError::TooLarge { limit });
             }
         }
         self.usage = body.usage.filter(|u| !u.is_null()).or(self.usage.take());
         self.model = body.model.or(self.model.take());
         let choices = body.choices.unwrap_or_default();
-        if choices.is_empty() && matches!(piece, ModelChunk::Whole(_)) {
-            return Err(broken("it has no choices"));
+        if choices.is_empty() && matches!(chunk, ModelChunk::Whole(_)) {
+            return Err(broken("the response has no choices"));
         }
-        if let ModelChunk::Whole(text) = piece {
-            self.body = Some(text.clone());
+        if let ModelChunk::Whole(text) = chunk {
+            self.complete_body = Some(text.clone());
         }
         for choice in choices.into_iter().filter(|c| c.index == 0) {
             if let Some(message) = choice.message {
-                self.whole = Some(complete(message.get()).map_err(broken)?);
+                self.complete_message = Some(parse_message(message.get()).map_err(broken)?);
             }
             for (name, value) in choice.delta.unwrap_or_default() {
                 self.bytes += merge(&mut self.message, name, value);
@@ -100,30 +100,31 @@ impl ModelAnswer {
 
     /// Returns the message received so far. `None` means that there is no content worth storing.
     pub fn message(&self) -> Option<Message> {
-        if let Some(whole) = &self.whole {
-            return Some(whole.clone());
+        if let Some(message) = &self.complete_message {
+            return Some(message.clone());
         }
-        if self.message.iter().all(|(name, v)| name == "role" || is_nothing(v)) && self.finish_reason.is_none() {
+        if self.message.iter().all(|(name, v)| name == "role" || is_empty_value(v)) && self.finish_reason.is_none() {
             return None;
         }
         let mut text = String::from(r#"{"role":"assistant""#);
         let content = self.message.get("content").cloned().unwrap_or(Value::Null);
         text.push_str(&format!(r#","content":{content}"#));
         for (name, value) in self.message.iter().filter(|(n, _)| !["role", "content"].contains(&n.as_str())) {
-            let value = if name == "tool_calls" { calls(value, self.finish_reason.is_some()) } else { value.clone() };
-            if !is_nothing(&value) {
+            let value =
+                if name == "tool_calls" { complete_calls(value, self.finish_reason.is_some()) } else { value.clone() };
+            if !is_empty_value(&value) {
                 text.push_str(&format!(",{}:{value}", Value::from(name.as_str())));
             }
         }
         text.push('}');
-        complete(&text).ok()
+        parse_message(&text).ok()
     }
 }
 
 impl ModelAnswer {
     /// Returns the response as one `chat.completion` object: as received, or assembled from the chunks.
     pub fn body(&self, id: &str, at: Timestamp) -> String {
-        if let Some(body) = &self.body {
+        if let Some(body) = &self.complete_body {
             return body.clone();
         }
         let mut body = json!({
@@ -141,7 +142,7 @@ impl ModelAnswer {
 impl ModelAnswer {
     /// Replaces the token usage of this response by the sum over all responses of the turn (D-050).
     pub(crate) fn set_usage(&mut self, usage: Value) {
-        if let Some(body) = &mut self.body
+        if let Some(body) = &mut self.complete_body
             && let Ok(mut fields) = serde_json::from_str::<RawObject>(body)
         {
             fields.set("usage", &usage);
@@ -177,7 +178,7 @@ fn sum(a: &Number, b: &Number) -> Number {
 }
 
 /// Returns true for values without content: `null`, and empty strings and arrays.
-fn is_nothing(value: &Value) -> bool {
+fn is_empty_value(value: &Value) -> bool {
     match value {
         Value::Null => true,
         Value::String(s) => s.is_empty(),
@@ -188,42 +189,42 @@ fn is_nothing(value: &Value) -> bool {
 
 /// Removes the stream indexes from tool calls. Of an incomplete response, only calls with complete arguments
 /// are returned.
-fn calls(value: &Value, finished: bool) -> Value {
+fn complete_calls(value: &Value, finished: bool) -> Value {
     let Value::Array(calls) = value else { return value.clone() };
-    let whole = |call: &&Value| {
+    let is_complete = |call: &&Value| {
         let arguments = call["function"]["arguments"].as_str().or(call["custom"]["input"].as_str());
         finished || arguments.is_some_and(|a| serde_json::from_str::<Value>(a).is_ok())
     };
-    let bare = |call: &Value| {
+    let without_index = |call: &Value| {
         let mut call = call.clone();
         if let Value::Object(fields) = &mut call {
             fields.remove("index");
         }
         call
     };
-    calls.iter().filter(whole).map(bare).collect()
+    calls.iter().filter(is_complete).map(without_index).collect()
 }
 
 /// Parses a received message. One without content gets an empty content, so that it is valid in later
 /// requests.
-fn complete(raw: &str) -> Result<Message, String> {
+fn parse_message(raw: &str) -> Result<Message, String> {
     if let Ok(message) = Message::parse(raw) {
         return Ok(message);
     }
     let mut message: Map<String, Value> =
-        serde_json::from_str(raw).map_err(|e| format!("its message is broken: {e}"))?;
+        serde_json::from_str(raw).map_err(|e| format!("the message of the response is malformed: {e}"))?;
     if message.get("content").is_none_or(Value::is_null) {
         message.insert("content".to_owned(), json!(""));
     }
     message.entry("role").or_insert_with(|| json!("assistant"));
-    Message::from_value(&Value::Object(message)).map_err(|e| format!("its message is broken: {e}"))
+    Message::from_value(&Value::Object(message)).map_err(|e| format!("the message of the response is malformed: {e}"))
 }
 
 /// Fields that are sent once or repeated unchanged: they are replaced, not concatenated.
-const NAMES: [&str; 5] = ["role", "id", "type", "name", "index"];
+const REPLACED_FIELDS: [&str; 5] = ["role", "id", "type", "name", "index"];
 
-fn broken(why: impl Into<String>) -> ModelError {
-    ModelError::Broken { why: why.into() }
+fn broken(reason: impl Into<String>) -> ModelError {
+    ModelError::Broken { why: reason.into() }
 }
 
 /// Computes the size of a string in JSON, including quotes and escapes.
@@ -260,7 +261,7 @@ fn merge(target: &mut Map<String, Value>, name: String, value: Value) -> usize {
     let new_name = if target.contains_key(&name) { 0 } else { text_size(&name) + 2 };
     let slot = target.entry(name.clone()).or_insert(Value::Null);
     let grown = match (slot, value) {
-        (Value::String(old), Value::String(new)) if NAMES.contains(&name.as_str()) => {
+        (Value::String(old), Value::String(new)) if REPLACED_FIELDS.contains(&name.as_str()) => {
             let grown = new.len().saturating_sub(old.len());
             if !new.is_empty() {
                 *old = new;
@@ -291,10 +292,10 @@ fn merge(target: &mut Map<String, Value>, name: String, value: Value) -> usize {
 /// which the list has grown.
 fn merge_item(list: &mut Vec<Value>, item: Value) -> usize {
     let index = item.get("index").and_then(Value::as_u64);
-    let place = index.and_then(|i| list.iter().position(|v| v.get("index").and_then(Value::as_u64) == Some(i)));
-    match (place, item) {
-        (Some(place), Value::Object(new)) => {
-            let Value::Object(old) = &mut list[place] else { return 0 };
+    let position = index.and_then(|i| list.iter().position(|v| v.get("index").and_then(Value::as_u64) == Some(i)));
+    match (position, item) {
+        (Some(position), Value::Object(new)) => {
+            let Value::Object(old) = &mut list[position] else { return 0 };
             new.into_iter().map(|(name, value)| merge(old, name, value)).sum()
         }
         (_, item) => {
@@ -319,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_put_together_and_unknown_fields_are_kept() {
+    fn text_is_concatenated_and_unknown_fields_are_preserved() {
         let answer = answer(&[
             json!({"role": "assistant", "content": ""}),
             json!({"content": "Hel", "reasoning_content": "think"}),
@@ -333,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn tool_calls_are_put_in_their_places() {
+    fn tool_calls_are_merged_by_index() {
         let call = |i: u64, f: Value| json!({"tool_calls": [{"index": i, "function": f}]});
         let mut answer = answer(&[
             json!({"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}]}),
@@ -356,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_message_keeps_its_bytes() {
+    fn a_complete_message_keeps_its_bytes() {
         let raw = r#"{"role":"assistant","content":"x","z":1.50,"a":null}"#;
         let mut answer = ModelAnswer::default();
         answer.take(&ModelChunk::Whole(format!(r#"{{"choices":[{{"index":0,"message":{raw}}}]}}"#))).unwrap();
@@ -364,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_said_is_no_message_and_an_empty_answer_is_one() {
+    fn an_incomplete_empty_answer_is_no_message_and_a_complete_one_is() {
         let mut answer = answer(&[json!({"role": "assistant", "content": ""})]);
         assert!(answer.message().is_none());
         answer.take(&ModelChunk::Chunk(r#"{"choices":[{"delta":{},"finish_reason":"stop"}]}"#.into())).unwrap();
@@ -385,8 +386,9 @@ mod tests {
             &json!({"total_tokens": 4, "prompt_tokens_details": details(2), "tier": "b", "cost": 1, "new": 7}),
         );
         add_usage(&mut total, &json!({"total_tokens": 5, "prompt_tokens_details": null}));
-        let want = json!({"total_tokens": 12, "prompt_tokens_details": details(3), "tier": "b", "cost": 1.5, "new": 7});
-        assert_eq!(total, want);
+        let expected =
+            json!({"total_tokens": 12, "prompt_tokens_details": details(3), "tier": "b", "cost": 1.5, "new": 7});
+        assert_eq!(total, expected);
     }
 
     /// A chunk that exceeds the limit is rejected and earlier content is preserved; the counted size
@@ -410,17 +412,17 @@ mod tests {
             let message = answer.message().unwrap();
             assert!((3500..=4100).contains(&message.as_str().len()), "{} bytes of {delta}", message.as_str().len());
         }
-        let whole = format!(
+        let complete = format!(
             r#"{{"choices":[{{"index":0,"message":{{"role":"assistant","content":"{}"}}}}]}}"#,
             "x".repeat(5000)
         );
         let mut answer = ModelAnswer::limited(4000);
-        assert_eq!(answer.take(&ModelChunk::Whole(whole)).unwrap_err().code(), "answer_too_large");
+        assert_eq!(answer.take(&ModelChunk::Whole(complete)).unwrap_err().code(), "answer_too_large");
         assert!(answer.message().is_none());
     }
 
     #[test]
-    fn errors_and_garbage_are_told() {
+    fn errors_and_malformed_chunks_are_reported() {
         let mut answer = ModelAnswer::default();
         assert!(answer.take(&ModelChunk::Chunk("nonsense".into())).is_err());
         assert!(

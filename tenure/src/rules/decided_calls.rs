@@ -18,17 +18,17 @@ pub(crate) fn with_decisions<'a>(messages: &[&'a StoredMessage], reviews: &[Revi
     let mut corrected = Vec::new();
     for review in reviews.iter().rev() {
         let (Some(call), Some((_, decided))) = (&review.opened.call, &review.decided) else { continue };
-        let Some(at) = calling(messages, review, call) else { continue };
+        let Some(position) = find_call(messages, review, call) else { continue };
         if let Some(arguments) = corrected_arguments(decided)
-            && !corrected.contains(&(at, call))
+            && !corrected.contains(&(position, call))
         {
-            corrected.push((at, call));
-            if let Some(message) = with_arguments(&shown[at], call, arguments) {
-                shown[at] = Cow::Owned(message);
+            corrected.push((position, call));
+            if let Some(message) = with_arguments(&shown[position], call, arguments) {
+                shown[position] = Cow::Owned(message);
             }
         }
         if let Some(note) = note(review, decided)
-            && let Some(result) = answering(messages, at, call)
+            && let Some(result) = find_result(messages, position, call)
             && let Some(message) = with_note(&shown[result], &note)
         {
             shown[result] = Cow::Owned(message);
@@ -39,7 +39,7 @@ pub(crate) fn with_decisions<'a>(messages: &[&'a StoredMessage], reviews: &[Revi
 
 /// Finds the message with the call that a review is about: the newest call with this id before the review, by
 /// the same run. Models reuse ids, and the call may have been rewound.
-fn calling(messages: &[&StoredMessage], review: &Review, call: &str) -> Option<usize> {
+fn find_call(messages: &[&StoredMessage], review: &Review, call: &str) -> Option<usize> {
     let end = messages.partition_point(|m| m.seq < review.seq);
     let answers = (0..end).rev().filter(|i| messages[*i].message.role() == Role::Assistant);
     let same_run = |i: &usize| review.opened.run.is_none() || messages[*i].run == review.opened.run;
@@ -47,9 +47,9 @@ fn calling(messages: &[&StoredMessage], review: &Review, call: &str) -> Option<u
 }
 
 /// Finds the result of a call, before any later call with the same id.
-fn answering(messages: &[&StoredMessage], at: usize, call: &str) -> Option<usize> {
+fn find_result(messages: &[&StoredMessage], position: usize, call: &str) -> Option<usize> {
     let calls_again = |i: &usize| messages[*i].message.call_ids().iter().any(|id| id == call);
-    let until_next = (at + 1..messages.len()).take_while(|i| !calls_again(i));
+    let until_next = (position + 1..messages.len()).take_while(|i| !calls_again(i));
     until_next.into_iter().find(|i| messages[*i].message.answers().is_some_and(|id| id == call))
 }
 
@@ -61,32 +61,32 @@ fn corrected_arguments(decided: &ReviewDecided) -> Option<&Map<String, Value>> {
 
 /// Returns the note that is shown with the result of a reviewed call. `None` means that no note is needed.
 fn note(review: &Review, decided: &ReviewDecided) -> Option<String> {
-    let what = match (review.opened.lost, decided.decision) {
+    let text = match (review.opened.lost, decided.decision) {
         (_, Decision::Corrected) => "a reviewer changed the arguments",
         (false, Decision::Approved) => "a reviewer approved this call",
-        (true, Decision::Rejected) => "a reviewer found that this call had not been made",
+        (true, Decision::Rejected) => "a reviewer confirmed that this call had not been executed",
         // The results of these calls state the decision and the notes already.
         (true, Decision::Approved) | (false, Decision::Rejected) => return None,
     };
     match &decided.notes {
-        Some(notes) => Some(format!("[{what}: {notes}]")),
-        None => (decided.decision == Decision::Corrected).then(|| format!("[{what}]")),
+        Some(notes) => Some(format!("[{text}: {notes}]")),
+        None => (decided.decision == Decision::Corrected).then(|| format!("[{text}]")),
     }
 }
 
 /// Returns an assistant message with other arguments for one of its calls.
 fn with_arguments(message: &Message, call: &str, arguments: &Map<String, Value>) -> Option<Message> {
-    let mut value = changeable(message)?;
-    let place = message.call_ids().iter().position(|id| id == call)?;
+    let mut value = parse_for_edit(message)?;
+    let index = message.call_ids().iter().position(|id| id == call)?;
     let calls = value.get_mut("tool_calls")?.as_array_mut()?;
-    let function = calls.get_mut(place)?.get_mut("function")?.as_object_mut()?;
+    let function = calls.get_mut(index)?.get_mut("function")?.as_object_mut()?;
     function.insert("arguments".to_owned(), json!(Value::Object(arguments.clone()).to_string()));
     Message::from_value(&value).ok()
 }
 
 /// Returns a tool result with a note prepended to its content.
 fn with_note(message: &Message, note: &str) -> Option<Message> {
-    let mut value = changeable(message)?;
+    let mut value = parse_for_edit(message)?;
     let content = value.get_mut("content")?;
     match content {
         Value::String(text) => *text = format!("{note}\n{text}"),
@@ -98,6 +98,6 @@ fn with_note(message: &Message, note: &str) -> Option<Message> {
 
 /// Parses a message for modification. `None` if its media are detached, because they are referenced by byte
 /// offsets in its text.
-fn changeable(message: &Message) -> Option<Value> {
+fn parse_for_edit(message: &Message) -> Option<Value> {
     message.cuts().is_empty().then(|| message.to_value())
 }

@@ -70,8 +70,8 @@ impl ChainCheck {
                 let inherited = std::mem::replace(&mut self.chain, created.decisions);
                 let differs = created.parent.is_some() && inherited.is_some() && inherited != created.decisions;
                 // A fork made by an older version does not record a chain; it starts its own.
-                let wrong = differs && created.decisions.is_some();
-                (None, wrong.then(|| "the fork does not continue the hash chain of its parent".to_owned()))
+                let is_broken = differs && created.decisions.is_some();
+                (None, is_broken.then(|| "the fork does not continue the hash chain of its parent".to_owned()))
             }
             Entry::ReviewDecided(decided) => {
                 let expected = DecisionChain::link(self.chain);

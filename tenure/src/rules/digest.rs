@@ -28,8 +28,8 @@ impl LogDigest {
             }
             _ => {}
         }
-        let over = self.calls.len().saturating_sub(MAX_MARK_CALLS);
-        self.calls.drain(..over);
+        let excess = self.calls.len().saturating_sub(MAX_MARK_CALLS);
+        self.calls.drain(..excess);
         if message.is_visible() {
             self.visible += 1;
             let meaning = message.meaning();

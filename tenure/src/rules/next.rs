@@ -81,10 +81,10 @@ pub fn next(session: &Session, rules: &RunRules<'_>) -> NextStep {
 /// Returns the next step after these additional messages. The cost depends on the last turn only, not on the
 /// length of the session.
 pub(crate) fn next_after(session: &Session, new: &[Message], rules: &RunRules<'_>) -> NextStep {
-    let stored = session.messages.iter().rev().map(|said| (said.seq, &said.message));
-    let said = new.iter().rev().map(|m| (Seq::MAX, m)).chain(stored).filter(|(_, m)| !m.role().instructs());
+    let stored = session.messages.iter().rev().map(|stored| (stored.seq, &stored.message));
+    let messages = new.iter().rev().map(|m| (Seq::MAX, m)).chain(stored).filter(|(_, m)| !m.role().instructs());
     let mut results = Vec::new();
-    for (since, message) in said {
+    for (since, message) in messages {
         if let Some(id) = message.tool_call_id() {
             results.push(id);
             continue;
@@ -114,7 +114,7 @@ impl<'a> OpenCall<'a> {
     /// Collects what the log records about a call. Only records after the answer count, because models reuse
     /// ids.
     fn of(session: &'a Session, since: Seq, call: ToolCall) -> Self {
-        let started = begun(session, since).find(|s| s.call == call.id && !s.cached).map(|s| s.seq);
+        let started = calls_started_after(session, since).find(|s| s.call == call.id && !s.cached).map(|s| s.seq);
         let later = session.reviews.iter().rev().take_while(|r| r.seq > since);
         let decided = later.filter(|r| r.opened.call.as_ref() == Some(&call.id) && r.decided.is_some());
         let decided: Vec<&Review> = decided.collect();
@@ -131,12 +131,12 @@ impl<'a> OpenCall<'a> {
 
     /// Returns the action that makes the call, with the reviewer's arguments if there are any, else with the
     /// model's.
-    fn made(&self) -> CallAction {
-        self.corrected.map_or_else(|| arguments(&self.call), |arguments| CallAction::Call(arguments.clone()))
+    fn action(&self) -> CallAction {
+        self.corrected.map_or_else(|| arguments(&self.call), |corrected| CallAction::Call(corrected.clone()))
     }
 
     /// Builds the review request for the call.
-    fn question(self, rule: Option<usize>, lost: bool) -> ReviewRequest {
+    fn review_request(self, rule: Option<usize>, lost: bool) -> ReviewRequest {
         let text = || Value::from(self.call.arguments.as_str());
         let arguments = match self.corrected {
             Some(arguments) => Value::Object(arguments.clone()),
@@ -148,7 +148,7 @@ impl<'a> OpenCall<'a> {
 
 /// Returns the calls that were started after a record, newest first. Runs do not overlap, so older ones need
 /// not be scanned.
-fn begun(session: &Session, since: Seq) -> impl Iterator<Item = &ToolCallStart> {
+fn calls_started_after(session: &Session, since: Seq) -> impl Iterator<Item = &ToolCallStart> {
     let older = session.runs.iter().rev().take_while(|r| r.seq > since).count() + 1;
     let runs = session.runs.iter().rev().take(older);
     runs.flat_map(|r| r.tools_started.iter().rev()).take_while(move |s| s.seq > since)
@@ -156,59 +156,64 @@ fn begun(session: &Session, since: Seq) -> impl Iterator<Item = &ToolCallStart> 
 
 /// Chooses the step for the open calls. Calls that need no review are made first.
 fn decide(open: Vec<OpenCall<'_>>, rules: &RunRules<'_>) -> NextStep {
-    let (mut jobs, mut questions) = (Vec::new(), Vec::new());
-    for known in open {
-        match one(&known, rules) {
-            Some(Ok(doing)) => jobs.push(PendingCall { call: known.call, doing }),
-            Some(Err((rule, lost))) => questions.push(known.question(rule, lost)),
+    let mut pending = Vec::new();
+    let mut requests = Vec::new();
+    for open_call in open {
+        match decide_call(&open_call, rules) {
+            Some(Ok(action)) => pending.push(PendingCall { call: open_call.call, doing: action }),
+            Some(Err((rule, lost))) => requests.push(open_call.review_request(rule, lost)),
             None => {}
         }
     }
-    match (jobs.is_empty(), questions.is_empty()) {
-        (false, _) => NextStep::Tools(jobs),
-        (true, false) => NextStep::Review(questions),
+    match (pending.is_empty(), requests.is_empty()) {
+        (false, _) => NextStep::Tools(pending),
+        (true, false) => NextStep::Review(requests),
         (true, true) => NextStep::Done,
     }
 }
 
 /// Decides one call: the action to take, or the reason why a review is needed (the rule, and whether the call
 /// is lost). `None` means that the call is left to the client.
-fn one(known: &OpenCall<'_>, rules: &RunRules<'_>) -> Option<Result<CallAction, (Option<usize>, bool)>> {
-    let call = &known.call;
+fn decide_call(open_call: &OpenCall<'_>, rules: &RunRules<'_>) -> Option<Result<CallAction, (Option<usize>, bool)>> {
+    let call = &open_call.call;
     let Some(tool) = rules.tools.iter().find(|t| t.name == call.name) else {
-        let unknown = || format!("There is no tool {:?}.", call.name);
-        return (!rules.client_tools && known_names(rules)).then(|| Ok(CallAction::Say(unknown())));
+        let message = || format!("There is no tool {:?}.", call.name);
+        return (!rules.client_tools && has_tools(rules)).then(|| Ok(CallAction::Say(message())));
     };
-    let decision = known.decision();
+    let decision = open_call.decision();
     // Started after the last decision about it, or without any decision.
-    let lost = known.started.is_some_and(|at| decision.is_none_or(|(review, _)| review.seq < at));
+    let lost = open_call.started.is_some_and(|seq| decision.is_none_or(|(review, _)| review.seq < seq));
     if lost && !tool.is_repeatable() {
         return Some(Err((rules.review.iter().position(|r| r.covers(&call.name)), true)));
     }
-    let doing = match decision {
+    let action = match decision {
         None => match rules.review.iter().position(|r| r.covers(&call.name)) {
             Some(rule) => return Some(Err((Some(rule), false))),
-            None => known.made(),
+            None => open_call.action(),
         },
         Some((review, d)) => match (review.opened.lost, d.decision) {
-            (_, Decision::Corrected) | (false, Decision::Approved) | (true, Decision::Rejected) => known.made(),
-            (true, Decision::Approved) => CallAction::Say(told("This was done, as a person has made sure.", d)),
-            (false, Decision::Rejected) => CallAction::Say(told("A person has refused this call; it was not made.", d)),
+            (_, Decision::Corrected) | (false, Decision::Approved) | (true, Decision::Rejected) => open_call.action(),
+            (true, Decision::Approved) => {
+                CallAction::Say(with_notes("A reviewer confirmed that this call was executed.", d))
+            }
+            (false, Decision::Rejected) => {
+                CallAction::Say(with_notes("A reviewer rejected this call; it was not executed.", d))
+            }
         },
     };
-    Some(Ok(doing))
+    Some(Ok(action))
 }
 
 /// Returns false if there are no tools here: then all calls are left to the client, whatever they name.
-fn known_names(rules: &RunRules<'_>) -> bool {
+fn has_tools(rules: &RunRules<'_>) -> bool {
     !rules.tools.is_empty()
 }
 
 /// Appends the reviewer's notes to a result text.
-fn told(what: &str, decided: &ReviewDecided) -> String {
+fn with_notes(text: &str, decided: &ReviewDecided) -> String {
     match &decided.notes {
-        Some(notes) => format!("{what} Note: {notes}"),
-        None => what.to_owned(),
+        Some(notes) => format!("{text} Note: {notes}"),
+        None => text.to_owned(),
     }
 }
 

@@ -66,27 +66,28 @@ impl Overlay {
     pub(crate) fn attach(&mut self, blobs: &[Blob]) {
         let find = |id: &BlobId| blobs.iter().find(|blob| blob.id == *id).map(|blob| blob.bytes.clone());
         for message in self.replaced.values_mut().chain(self.inserted.values_mut().flatten()) {
-            if let Ok(whole) = message.attach(find) {
-                *message = whole;
+            if let Ok(attached) = message.attach(find) {
+                *message = attached;
             }
         }
     }
 
     /// Returns the messages to show for these stored ones. System messages are always shown.
-    pub(crate) fn apply<'a>(&self, stored: impl Iterator<Item = &'a StoredMessage>) -> Vec<Cow<'a, StoredMessage>> {
+    pub(crate) fn apply<'a>(&self, messages: impl Iterator<Item = &'a StoredMessage>) -> Vec<Cow<'a, StoredMessage>> {
         let mut shown = Vec::new();
-        for said in stored {
-            let hidden = self.start.is_some_and(|start| said.seq < start);
-            if hidden && !said.message.role().instructs() {
+        for stored in messages {
+            let hidden = self.start.is_some_and(|start| stored.seq < start);
+            if hidden && !stored.message.role().instructs() {
                 continue;
             }
-            let with = |message: &Message| StoredMessage { lead: false, message: message.clone(), ..said.clone() };
-            for message in self.inserted.get(&said.seq).into_iter().flatten() {
-                shown.push(Cow::Owned(with(message)));
+            let shown_as =
+                |message: &Message| StoredMessage { lead: false, message: message.clone(), ..stored.clone() };
+            for message in self.inserted.get(&stored.seq).into_iter().flatten() {
+                shown.push(Cow::Owned(shown_as(message)));
             }
-            shown.push(match self.replaced.get(&said.seq) {
-                Some(message) => Cow::Owned(with(message)),
-                None => Cow::Borrowed(said),
+            shown.push(match self.replaced.get(&stored.seq) {
+                Some(message) => Cow::Owned(shown_as(message)),
+                None => Cow::Borrowed(stored),
             });
         }
         shown

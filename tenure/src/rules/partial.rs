@@ -20,17 +20,18 @@ use crate::types::policy::Window;
 impl Session {
     /// Folds the most recent part of a session from the records of its prompt prefix and the last records of
     /// its log. `None` means that these records do not suffice; more of them may.
-    pub(crate) fn tail(head: Head, front: &[Record], newest: &[Record], window: &Window) -> Option<Self> {
-        let (lead, messages) = (head.front.as_ref()?.lead.clone(), head.mark.messages);
+    pub(crate) fn tail(head: Head, prefix: &[Record], newest: &[Record], window: &Window) -> Option<Self> {
+        let instructions = head.front.as_ref()?.lead.clone();
+        let messages = head.mark.messages;
         let since = newest.first()?.seq;
         let mut session = Self::empty(head);
-        for record in front.iter().filter(|r| r.seq < since).chain(newest) {
+        for record in prefix.iter().filter(|r| r.seq < since).chain(newest) {
             session.take(record);
         }
         // The part starts with a user message, so that an incomplete turn is never taken for a complete one.
-        let begins = session.messages.iter().position(|m| m.seq >= since && m.message.role() == Role::User)?;
-        let since = session.messages[begins].seq;
-        session.messages.retain(|m| m.seq >= since || lead.as_ref().is_some_and(|l| l.has(m.seq)));
+        let start = session.messages.iter().position(|m| m.seq >= since && m.message.role() == Role::User)?;
+        let since = session.messages[start].seq;
+        session.messages.retain(|m| m.seq >= since || instructions.as_ref().is_some_and(|span| span.contains(m.seq)));
         session.older = (messages.checked_sub(session.messages.len())?, since);
         for summary in &mut session.summaries {
             summary.position = session.messages.partition_point(|m| m.seq <= summary.upto);
@@ -40,26 +41,26 @@ impl Session {
             let before = session.messages.partition_point(|m| m.seq < checkpoint.seq);
             checkpoint.position = session.older.0 + before;
         }
-        (session.knows_runs(newest) && session.knows_talk(window)).then_some(session)
+        (session.contains_runs(newest) && session.contains_window(window)).then_some(session)
     }
 
     /// Returns true if the part contains the current run from its start, every call that may have no result,
     /// and every open review.
-    fn knows_runs(&self, newest: &[Record]) -> bool {
+    fn contains_runs(&self, newest: &[Record]) -> bool {
         let run = self.head().run.as_ref();
         let run = run.is_none_or(|run| self.run(run).is_some_and(|r| r.seq > self.older.1));
-        let spoken = |m: &&StoredMessage| !m.message.role().instructs() && m.message.role() != Role::Tool;
-        let last = self.messages.iter().rev().find(spoken).map_or(0, |m| m.seq);
+        let is_user_or_assistant = |m: &&StoredMessage| !m.message.role().instructs() && m.message.role() != Role::Tool;
+        let last = self.messages.iter().rev().find(is_user_or_assistant).map_or(0, |m| m.seq);
         let calls = newest.iter().rev().take_while(|r| r.seq > last).all(|r| match &r.entry {
             Entry::ToolStarted { run, .. } => self.run(run).is_some(),
             _ => true,
         });
-        let asked = self.head().reviews.iter().all(|open| self.reviews.iter().any(|r| r.seq == open.seq));
-        run && calls && asked
+        let reviews = self.head().reviews.iter().all(|open| self.reviews.iter().any(|r| r.seq == open.seq));
+        run && calls && reviews
     }
 
     /// Returns true if the part contains everything that the model is shown.
-    fn knows_talk(&self, window: &Window) -> bool {
+    fn contains_window(&self, window: &Window) -> bool {
         let messages: Vec<&StoredMessage> = self.messages.iter().collect();
         is_enough(&messages, self.older.1, &self.summaries, window)
     }
@@ -71,7 +72,7 @@ impl Session {
 }
 
 impl InstructionSpan {
-    fn has(&self, message: Seq) -> bool {
+    fn contains(&self, message: Seq) -> bool {
         (self.from..=self.to).contains(&message)
     }
 }
@@ -79,16 +80,18 @@ impl InstructionSpan {
 impl PromptPrefix {
     /// Returns the prefix after one more message, which follows `before` others. `None` means that the
     /// instructions are no longer a contiguous range of records.
-    pub(crate) fn after(mut self, post: &MessageEntry, seq: Seq, before: usize) -> Option<Self> {
-        let (replaced, instructs) = (post.lead, post.lead || post.message.role().instructs());
+    pub(crate) fn after(mut self, entry: &MessageEntry, seq: Seq, before: usize) -> Option<Self> {
+        let replaced = entry.lead;
+        let is_instruction = entry.lead || entry.message.role().instructs();
         match &mut self.lead {
-            Some(lead) if lead.messages == before && lead.replaced == replaced && instructs => {
-                if lead.to + 1 != seq {
+            Some(span) if span.messages == before && span.replaced == replaced && is_instruction => {
+                if span.to + 1 != seq {
                     return None;
                 }
-                (lead.to, lead.messages) = (seq, before + 1);
+                span.to = seq;
+                span.messages = before + 1;
             }
-            _ if replaced || (instructs && before == 0) => {
+            _ if replaced || (is_instruction && before == 0) => {
                 self.lead = Some(InstructionSpan { from: seq, to: seq, messages: before + 1, replaced });
             }
             _ => {}
@@ -98,16 +101,16 @@ impl PromptPrefix {
 
     /// Returns true if a rewind to this record leaves the prefix intact.
     pub(crate) fn is_before(&self, to: Seq) -> bool {
-        self.lead.as_ref().is_none_or(|l| l.to <= to) && self.summary.is_none_or(|(_, upto)| upto <= to)
+        self.lead.as_ref().is_none_or(|span| span.to <= to) && self.summary.is_none_or(|(_, upto)| upto <= to)
     }
 
     /// Returns the inclusive record ranges of the prefix that lie before `since`, in log order.
     pub(crate) fn places(&self, since: Seq) -> impl Iterator<Item = (Seq, Seq)> {
-        let lead = self.lead.as_ref().map(|l| (l.from, l.to));
+        let instructions = self.lead.as_ref().map(|span| (span.from, span.to));
         let summary = self.summary.map(|(seq, _)| (seq, seq));
-        let mut places = [lead, summary];
-        places.sort();
-        places
+        let mut ranges = [instructions, summary];
+        ranges.sort();
+        ranges
             .into_iter()
             .flatten()
             .filter(move |(from, _)| *from < since)

@@ -49,40 +49,45 @@ pub(crate) fn shown_with<'a>(
     overlay: &Overlay,
 ) -> Vec<Message> {
     let messages: Vec<&StoredMessage> = messages.collect();
-    let summary = summaries.iter().rev().find(|s| holds(s, &messages));
+    let summary = summaries.iter().rev().find(|s| is_applicable(s, &messages));
     if overlay.is_empty() {
-        return shown(&messages, reviews, summary, window);
+        return windowed_history(&messages, reviews, summary, window);
     }
     // The client sent its own beginning in place of the summarized part, so the summary is not shown.
     let summary = summary.filter(|s| !overlay.hides(s.upto));
     let messages = overlay.apply(messages.into_iter());
     let messages: Vec<&StoredMessage> = messages.iter().map(|m| &**m).collect();
-    shown(&messages, reviews, summary, window)
+    windowed_history(&messages, reviews, summary, window)
 }
 
 /// Builds the history from a list of messages, limited to a window. The cost depends on what the window
 /// shows, not on the length of the list.
-fn shown(messages: &[&StoredMessage], reviews: &[Review], summary: Option<&Summary>, window: &Window) -> Vec<Message> {
+fn windowed_history(
+    messages: &[&StoredMessage],
+    reviews: &[Review],
+    summary: Option<&Summary>,
+    window: &Window,
+) -> Vec<Message> {
     let mut shown: Vec<Message> = messages[lead(messages)].iter().map(|m| m.message.clone()).collect();
     shown.extend(summary.map(|s| s.message.clone()));
     let covered = |upto: Seq| messages.partition_point(|m| m.seq <= upto);
     let from = summary.map_or(0, |s| covered(s.upto)).max(opening(messages));
-    let said: Vec<&StoredMessage> = messages.iter().skip(from).filter(|m| !m.lead).copied().collect();
-    let spoken: Vec<&Message> = said.iter().map(|m| &m.message).collect();
-    let start = window_start(&spoken, window, || shown.iter().map(tokens).sum());
+    let stored: Vec<&StoredMessage> = messages.iter().skip(from).filter(|m| !m.lead).copied().collect();
+    let conversation: Vec<&Message> = stored.iter().map(|m| &m.message).collect();
+    let start = window_start(&conversation, window, || shown.iter().map(tokens).sum());
     // Applied after the window, so that its start does not depend on the length of reviewers' notes.
     if reviews.iter().any(|r| r.decided.is_some()) {
-        let spoken = with_decisions(&said[start..], reviews);
-        shown.extend(repair(spoken.iter().map(|m| &**m)));
+        let conversation = with_decisions(&stored[start..], reviews);
+        shown.extend(repair(conversation.iter().map(|m| &**m)));
     } else {
-        shown.extend(repair(spoken[start..].iter().copied()));
+        shown.extend(repair(conversation[start..].iter().copied()));
     }
     shown
 }
 
 /// Returns true if a summary covers exactly the first `position` of these messages. The messages that it
 /// covers may all precede these.
-fn holds(summary: &Summary, messages: &[&StoredMessage]) -> bool {
+fn is_applicable(summary: &Summary, messages: &[&StoredMessage]) -> bool {
     let covers = |m: &&&StoredMessage| m.seq <= summary.upto;
     let before = summary.position.checked_sub(1).map(|i| messages.get(i));
     let after = messages.get(summary.position);
@@ -93,25 +98,26 @@ fn holds(summary: &Summary, messages: &[&StoredMessage]) -> bool {
 /// the window boundary lies inside them (or a summary covers all that precedes them). The messages from
 /// `since` on must be complete and start with a user message; those before it are instructions.
 pub(crate) fn is_enough(messages: &[&StoredMessage], since: Seq, summaries: &[Summary], window: &Window) -> bool {
-    let summary = summaries.iter().rev().find(|s| holds(s, messages));
+    let summary = summaries.iter().rev().find(|s| is_applicable(s, messages));
     if summary.is_some_and(|s| s.upto >= since) {
         return true;
     }
-    let lead = messages[lead(messages)].iter().map(|m| &m.message).chain(summary.map(|s| &s.message));
-    let lead: usize = lead.map(tokens).sum();
-    let spoken: Vec<&Message> = messages.iter().filter(|m| m.seq >= since && !m.lead).map(|m| &m.message).collect();
+    let prefix = messages[lead(messages)].iter().map(|m| &m.message).chain(summary.map(|s| &s.message));
+    let prefix_tokens: usize = prefix.map(tokens).sum();
+    let conversation: Vec<&Message> =
+        messages.iter().filter(|m| m.seq >= since && !m.lead).map(|m| &m.message).collect();
     // The starts of all turns after the first do not depend on earlier messages. If the first turn exceeds
     // the window, it does so with more messages before it too.
-    window_start(&spoken, window, || lead) > 0
+    window_start(&conversation, window, || prefix_tokens) > 0
 }
 
 /// Returns the range of the active instructions: the newest group that replaced the initial ones, or the
 /// initial ones.
 pub fn lead<S: Borrow<StoredMessage>>(messages: &[S]) -> Range<usize> {
-    let is_lead = |m: &S| m.borrow().lead;
-    match messages.iter().rposition(is_lead) {
+    let replaces_instructions = |m: &S| m.borrow().lead;
+    match messages.iter().rposition(replaces_instructions) {
         Some(last) => {
-            let first = messages[..last].iter().rposition(|m| !is_lead(m)).map_or(0, |i| i + 1);
+            let first = messages[..last].iter().rposition(|m| !replaces_instructions(m)).map_or(0, |i| i + 1);
             first..last + 1
         }
         None => 0..opening(messages),
@@ -147,7 +153,7 @@ fn repair<'a>(messages: impl Iterator<Item = &'a Message>) -> Vec<Message> {
     struct Slot<'a> {
         call: Cow<'a, str>,
         group: usize,
-        place: usize,
+        position: usize,
     }
     // `None` is a placeholder for a result that has not been found yet.
     let mut shown: Vec<Option<&Message>> = Vec::new();
@@ -157,14 +163,14 @@ fn repair<'a>(messages: impl Iterator<Item = &'a Message>) -> Vec<Message> {
             // The newest open call with that id; within one message, the first.
             let newest = open.iter().filter(|s| s.call == id).map(|s| s.group).max();
             if let Some(i) = newest.and_then(|g| open.iter().position(|s| s.call == id && s.group == g)) {
-                shown[open.remove(i).place] = Some(message);
+                shown[open.remove(i).position] = Some(message);
             }
             continue;
         }
         shown.push(Some(message));
         let group = shown.len();
         for call in message.call_ids() {
-            open.push(Slot { group, place: shown.len(), call });
+            open.push(Slot { group, position: shown.len(), call });
             shown.push(None);
         }
     }
@@ -174,22 +180,24 @@ fn repair<'a>(messages: impl Iterator<Item = &'a Message>) -> Vec<Message> {
 }
 
 /// Returns the start of the newest turns that fit into the window.
-fn window_start(messages: &[&Message], window: &Window, lead: impl Fn() -> usize) -> usize {
+fn window_start(messages: &[&Message], window: &Window, prefix_tokens: impl Fn() -> usize) -> usize {
     if window.max_turns.is_none() && window.max_tokens.is_none() {
         return 0;
     }
-    let mut budget = window.max_tokens.map(|max| (lead(), max));
-    let (mut start, mut seen) = (messages.len(), 0);
+    let mut budget = window.max_tokens.map(|max| (prefix_tokens(), max));
+    let mut start = messages.len();
+    let mut turns = 0;
     while start > 0 {
         let turn = last_turn(&messages[..start]);
         if let Some((used, _)) = &mut budget {
             *used += messages[turn..start].iter().map(|m| tokens(m)).sum::<usize>();
         }
-        let over = window.max_turns.is_some_and(|max| seen >= max) || budget.is_some_and(|(used, max)| used > max);
-        if over && seen > 0 {
+        let over = window.max_turns.is_some_and(|max| turns >= max) || budget.is_some_and(|(used, max)| used > max);
+        if over && turns > 0 {
             break;
         }
-        (start, seen) = (turn, seen + 1);
+        start = turn;
+        turns += 1;
     }
     start
 }
@@ -197,11 +205,11 @@ fn window_start(messages: &[&Message], window: &Window, lead: impl Fn() -> usize
 /// Returns the start of the last turn: a user message that does not follow another. Messages before the first
 /// turn belong to it.
 fn last_turn(messages: &[&Message]) -> usize {
-    let said = |i: &usize| !messages[*i].role().instructs();
+    let is_conversation = |i: &usize| !messages[*i].role().instructs();
     let is_user = |i: &usize| messages[*i].role() == Role::User;
     let mut end = messages.len();
     while let Some(user) = (0..end).rfind(is_user) {
-        match (0..user).rfind(said) {
+        match (0..user).rfind(is_conversation) {
             Some(before) if is_user(&before) => end = user,
             Some(_) if (0..user).any(|i| is_user(&i)) => return user,
             _ => return 0,
@@ -213,10 +221,8 @@ fn last_turn(messages: &[&Message]) -> usize {
 /// Estimates the number of tokens of a message.
 pub fn tokens(message: &Message) -> usize {
     let raw = message.as_str();
-    let media = match message.cuts().is_empty() && !raw.contains(";base64,") {
-        true => 0,
-        false => message.meaning().media.len(),
-    };
+    let has_media = !message.cuts().is_empty() || raw.contains(";base64,");
+    let media = if has_media { message.meaning().media.len() } else { 0 };
     match media {
         0 => raw.len() / 4,
         n => message.text().len() / 4 + n * MEDIA_TOKENS,

@@ -36,11 +36,17 @@ pub fn reconcile(session: &Session, incoming: &IncomingRequest<'_>) -> Reconcile
     let split = messages.iter().take_while(|m| m.role().instructs()).count();
     let (system, rest) = messages.split_at(split);
     let stored = &session.messages[..];
-    let spoken = stored.iter().any(|m| !m.message.role().instructs());
-    let (may_edit, is_retry) = (!incoming.has_waited, incoming.is_retry);
-    let rows = ReconcileRows { session, stored: &StoredIndex::new(stored), rest, may_rewind: true, may_edit, is_retry };
+    let has_conversation = stored.iter().any(|m| !m.message.role().instructs());
+    let rows = ReconcileRows {
+        session,
+        stored: &StoredIndex::new(stored),
+        rest,
+        may_rewind: true,
+        may_edit: !incoming.has_waited,
+        is_retry: incoming.is_retry,
+    };
     let plan = match incoming.history {
-        _ if rest.is_empty() || !spoken => rows.append_all(0),
+        _ if rest.is_empty() || !has_conversation => rows.append_all(0),
         // A list of tool results alone is never a whole history.
         HistoryMode::Full if rest.iter().any(|m| m.role() != Role::Tool) => full::plan(rows.stored, rest),
         HistoryMode::Full => rows.decide(),
@@ -58,21 +64,22 @@ fn with_system_prompt(mut plan: ReconcilePlan, stored: &[StoredMessage], system:
     if system.is_empty() {
         return plan;
     }
-    let kept = &stored[..plan.keep];
-    let current = &kept[lead(kept)];
+    let remaining = &stored[..plan.keep];
+    let current = &remaining[lead(remaining)];
     let same = current.len() == system.len() && current.iter().zip(system).all(|(s, m)| s.message.is_same(m));
     if same {
         return plan;
     }
     // A system prompt that no message has followed yet is replaced instead of being superseded.
-    plan.keep = kept.iter().rposition(|m| !m.lead).map_or(0, |i| i + 1);
-    let lead = plan.keep > 0;
+    plan.keep = remaining.iter().rposition(|m| !m.lead).map_or(0, |i| i + 1);
+    let replaces_instructions = plan.keep > 0;
     for message in &mut plan.append {
         if let Some(ReplyTo::New(i)) = &mut message.replies_to {
             *i += system.len();
         }
     }
-    let prompt = system.iter().map(|m| NewMessage { lead, replies_to: None, message: m.clone() });
+    let prompt =
+        system.iter().map(|m| NewMessage { lead: replaces_instructions, replies_to: None, message: m.clone() });
     plan.append.splice(0..0, prompt);
     plan.prompt = system.len();
     plan
@@ -85,9 +92,12 @@ fn with_answers_for_notices<'a>(session: &Session, incoming: &'a [Message]) -> C
     if session.reviews.is_empty() || !incoming.iter().any(crate::rules::review_notice::is_notice) {
         return Cow::Borrowed(incoming);
     }
-    let answers = incoming.iter().filter_map(|message| match crate::rules::review_notice::is_notice(message) {
-        true => notice_answer(session, message).cloned(),
-        false => Some(message.clone()),
+    let answers = incoming.iter().filter_map(|message| {
+        if crate::rules::review_notice::is_notice(message) {
+            notice_answer(session, message).cloned()
+        } else {
+            Some(message.clone())
+        }
     });
     Cow::Owned(answers.collect())
 }
@@ -157,13 +167,13 @@ impl<'a> ReconcileRows<'a> {
 
     /// Returns true if the request ends with the last answer, asking for its continuation.
     fn continues_last_answer(&self) -> bool {
-        let (Some(theirs), Some(ours)) = (self.rest.last(), self.stored.last()) else { return false };
-        let ours_asked = self.stored.iter().rev().map(|m| &m.message).find(|m| m.role() == Role::User);
-        let theirs_asked = self.rest.iter().rev().find(|m| m.role() == Role::User);
-        theirs.role() == Role::Assistant
-            && ours.message.is_same(theirs)
-            && match (ours_asked, theirs_asked) {
-                (Some(ours), Some(theirs)) => ours.is_same(theirs),
+        let (Some(incoming), Some(stored)) = (self.rest.last(), self.stored.last()) else { return false };
+        let stored_question = self.stored.iter().rev().map(|m| &m.message).find(|m| m.role() == Role::User);
+        let incoming_question = self.rest.iter().rev().find(|m| m.role() == Role::User);
+        incoming.role() == Role::Assistant
+            && stored.message.is_same(incoming)
+            && match (stored_question, incoming_question) {
+                (Some(stored), Some(incoming)) => stored.is_same(incoming),
                 _ => false,
             }
     }
@@ -171,12 +181,16 @@ impl<'a> ReconcileRows<'a> {
     /// Returns true if the request ends with the last answer and additional text: some clients write tool
     /// results into it.
     fn extends_last_answer(&self) -> bool {
-        let (Some(theirs), Some(ours)) = (self.rest.last(), self.stored.last()) else { return false };
-        if theirs.role() != Role::Assistant || !ours.message.is_visible() || ours.message.role() != Role::Assistant {
+        let (Some(incoming), Some(stored)) = (self.rest.last(), self.stored.last()) else { return false };
+        if incoming.role() != Role::Assistant
+            || !stored.message.is_visible()
+            || stored.message.role() != Role::Assistant
+        {
             return false;
         }
-        let (ours, theirs) = (ours.message.meaning().text, theirs.meaning().text);
-        !ours.is_empty() && theirs.len() > ours.len() && theirs.starts_with(&ours)
+        let stored = stored.message.meaning().text;
+        let incoming = incoming.meaning().text;
+        !stored.is_empty() && incoming.len() > stored.len() && incoming.starts_with(&stored)
     }
 
     /// Handles clients that insert the same question and answer, which no model produced, before each new
@@ -186,13 +200,13 @@ impl<'a> ReconcileRows<'a> {
         if self.stored[filler.position].run.is_some() || filler.position >= turn {
             return None;
         }
-        let seen = self.rest[..end].iter().rposition(|m| m.role() == Role::Assistant)?;
-        let located = align::locate(self.stored, self.rest, seen).filter(|l| l.position >= turn)?;
-        let alignment = Alignment::new(self.stored, self.rest, seen, located.position);
-        let between = &self.rest[seen + 1..=end];
+        let previous_answer = self.rest[..end].iter().rposition(|m| m.role() == Role::Assistant)?;
+        let located = align::locate(self.stored, self.rest, previous_answer).filter(|l| l.position >= turn)?;
+        let alignment = Alignment::new(self.stored, self.rest, previous_answer, located.position);
+        let between = &self.rest[previous_answer + 1..=end];
         // If they contain anything that is not stored, they are new messages.
         if !between.iter().all(|m| !self.stored.same_as(m, self.stored.len()).is_empty()) {
-            return Some(self.after_anchor(seen + 1, located, &alignment));
+            return Some(self.after_anchor(previous_answer + 1, located, &alignment));
         }
         let plan = self.after_anchor(end + 1, located, &alignment);
         Some(ReconcilePlan { matched: plan.matched + between.len(), ..plan })
@@ -210,7 +224,7 @@ impl<'a> ReconcileRows<'a> {
     /// Row 1 without older unanswered questions: the retried messages start at `after`.
     fn retry_from(&self, after: usize) -> Option<ReconcilePlan> {
         let after = self.rest.len() - self.rest[after..].iter().skip_while(|m| m.role().instructs()).count();
-        let (new, reminders) = self.spoken(after);
+        let (new, reminders) = self.new_conversation(after);
         let question = last_question(self.stored)?;
         let (end, is_broken) = self.end_of_unanswered();
         if question.end > end || (is_broken && !self.may_rewind) {
@@ -248,11 +262,11 @@ impl<'a> ReconcileRows<'a> {
     }
 
     /// Returns the new messages without system messages, and the number of system messages.
-    fn spoken(&self, after: usize) -> (Vec<&'a Message>, usize) {
+    fn new_conversation(&self, after: usize) -> (Vec<&'a Message>, usize) {
         let new = &self.rest[after..];
-        let spoken: Vec<&Message> = new.iter().filter(|m| !m.role().instructs()).collect();
-        let others = new.len() - spoken.len();
-        (spoken, others)
+        let conversation: Vec<&Message> = new.iter().filter(|m| !m.role().instructs()).collect();
+        let instructions = new.len() - conversation.len();
+        (conversation, instructions)
     }
 
     /// Returns the end of the messages before an incomplete answer of a failed or cancelled run, and whether
@@ -271,7 +285,7 @@ impl<'a> ReconcileRows<'a> {
         let results = self.admit(after, alignment);
         let mut plan = ReconcilePlan::keeping(self.stored, self.stored.len());
         let repeated = results.new.is_empty() && results.orphans.is_empty();
-        if let (true, true, Some(last)) = (repeated, self.may_rewind, results.last_known) {
+        if let (true, true, Some(last)) = (repeated, self.may_rewind, results.last_stored) {
             let results = self.stored[last..].iter().take_while(|m| m.message.role() == Role::Tool).count();
             if last >= last_turn(self.stored) {
                 plan = ReconcilePlan::keeping(self.stored, last + results);
@@ -291,7 +305,7 @@ impl<'a> ReconcileRows<'a> {
             return self.tool_results(0, None);
         }
         let question = last_question(self.stored);
-        let new = self.spoken(0).0;
+        let new = self.new_conversation(0).0;
         let is_only = |q: &Range<usize>| self.session.mark.turns == 1 && q.len() == new.len();
         match question {
             Some(q) if self.may_rewind && (self.is_retry || is_only(&q)) && self.ends_with(&q, &new) => {
@@ -319,50 +333,50 @@ impl<'a> ReconcileRows<'a> {
             if let Some(plan) = self.regenerate(after, anchor.position) {
                 return self.with_alignment(plan, alignment);
             }
-            if let Some(keep) = self.edited_question(anchor).filter(|_| self.may_edit) {
-                return self.append_after(keep, after, alignment);
+            if let Some(retained) = self.edited_question(anchor).filter(|_| self.may_edit) {
+                return self.append_after(retained, after, alignment);
             }
         }
         self.append_after(self.stored.len(), after, alignment)
     }
 
-    /// Keeps the first `keep` stored messages and appends the new ones.
-    fn append_after(&self, keep: usize, after: usize, alignment: &Alignment) -> ReconcilePlan {
-        let repeated = self.failed_questions(after, keep);
-        let mut plan = ReconcilePlan { matched: repeated, ..ReconcilePlan::keeping(self.stored, keep) };
-        self.admit_before(after + repeated, Some(alignment), keep).add_to(&mut plan);
+    /// Keeps the first `retained` stored messages and appends the new ones.
+    fn append_after(&self, retained: usize, after: usize, alignment: &Alignment) -> ReconcilePlan {
+        let repeated = self.failed_questions(after, retained);
+        let mut plan = ReconcilePlan { matched: repeated, ..ReconcilePlan::keeping(self.stored, retained) };
+        self.admit_before(after + repeated, Some(alignment), retained).add_to(&mut plan);
         self.with_alignment(plan, alignment)
     }
 
     /// Counts how many new messages, from the first, repeat stored questions that were never answered. A
     /// client that keeps a failed question in its list sends it again with the next one.
-    fn failed_questions(&self, after: usize, keep: usize) -> usize {
+    fn failed_questions(&self, after: usize, retained: usize) -> usize {
         let new = &self.rest[after..];
         let is_user = |m: &StoredMessage| m.message.role() == Role::User;
-        let mut spoken = self.stored[..keep].iter().filter(|m| !m.message.role().instructs()).peekable();
+        let mut conversation = self.stored[..retained].iter().filter(|m| !m.message.role().instructs()).peekable();
         let mut failed: HashMap<_, Vec<&Message>> = HashMap::new();
         if new.len() > 1 && new[0].role() == Role::User {
-            while let Some(said) = spoken.next() {
-                let unanswered = spoken.peek().is_none_or(|next| is_user(next));
-                if is_user(said) && unanswered {
-                    for key in keys(&said.message) {
-                        failed.entry(key).or_default().push(&said.message);
+            while let Some(stored) = conversation.next() {
+                let unanswered = conversation.peek().is_none_or(|next| is_user(next));
+                if is_user(stored) && unanswered {
+                    for key in keys(&stored.message) {
+                        failed.entry(key).or_default().push(&stored.message);
                     }
                 }
             }
         }
-        let more = &new[..new.len().saturating_sub(1)];
+        let candidates = &new[..new.len().saturating_sub(1)];
         let has_failed = |m: &Message| {
             let same = keys(m).into_iter().filter_map(|key| failed.get(&key)).flatten();
             m.role() == Role::User && same.take(MAX_FAILED).any(|f| f.is_same(m))
         };
-        more.iter().take_while(|m| has_failed(m)).count()
+        candidates.iter().take_while(|m| has_failed(m)).count()
     }
 
     /// Row 5: regeneration. The last question is sent again, in reply to the anchor.
     fn regenerate(&self, after: usize, anchor: usize) -> Option<ReconcilePlan> {
         let question = last_question(self.stored)?;
-        let (new, reminders) = self.spoken(after);
+        let (new, reminders) = self.new_conversation(after);
         let follows = self.stored[anchor + 1..question.start].iter().all(|m| m.message.role().instructs());
         let replies = self.stored[question.start].replies_to == Some(self.stored[anchor].seq);
         let same = (follows || replies) && self.ends_with(&question, &new);
@@ -395,36 +409,39 @@ impl<'a> ReconcileRows<'a> {
     /// Row 7: the anchor is not stored, but its question is the last one. It is the client's version of the
     /// last answer.
     fn clients_version_of_last_answer(&self, end: usize) -> Option<ReconcilePlan> {
-        let asked = self.rest[..end].iter().rposition(|m| m.role() == Role::User)?;
+        let question_index = self.rest[..end].iter().rposition(|m| m.role() == Role::User)?;
         let question = last_question(self.stored)?.end - 1;
-        if !self.stored[question].message.is_same(&self.rest[asked]) {
+        if !self.stored[question].message.is_same(&self.rest[question_index]) {
             return None;
         }
-        let mut alignment = Alignment::new(self.stored, self.rest, asked, question);
+        let mut alignment = Alignment::new(self.stored, self.rest, question_index, question);
         // The messages of the last turn that the client has too.
         let mut position = question + 1;
-        let mut new = asked + 1;
+        let mut new = question_index + 1;
         while new < end {
-            let found = (position..self.stored.len()).find(|p| self.stored[*p].message.is_same(&self.rest[new]));
-            let Some(found) = found else { break };
-            alignment.pair(new, found);
-            (position, new) = (found + 1, new + 1);
+            let stored_position =
+                (position..self.stored.len()).find(|p| self.stored[*p].message.is_same(&self.rest[new]));
+            let Some(stored_position) = stored_position else { break };
+            alignment.pair(new, stored_position);
+            position = stored_position + 1;
+            new += 1;
         }
-        let ours = self.stored.last().filter(|m| m.message.role() == Role::Assistant);
-        let keep = self.stored.len() - usize::from(ours.is_some() && position < self.stored.len());
+        let stored_answer = self.stored.last().filter(|m| m.message.role() == Role::Assistant);
+        let retained = self.stored.len() - usize::from(stored_answer.is_some() && position < self.stored.len());
         if !self.may_edit {
             // The stored answer remains; the model is shown the client's version.
             let mut plan = ReconcilePlan::keeping(self.stored, self.stored.len());
             self.admit(end + 1, Some(&alignment)).add_to(&mut plan);
             alignment.leave_out(end - new);
-            match ours.is_some() {
-                true => alignment.replace(end, self.stored.len() - 1),
-                false => alignment.leave_out(1),
+            if stored_answer.is_some() {
+                alignment.replace(end, self.stored.len() - 1);
+            } else {
+                alignment.leave_out(1);
             }
             return Some(self.with_alignment(plan, &alignment));
         }
-        let mut plan = ReconcilePlan::keeping(self.stored, keep);
-        self.admit_before(new, Some(&alignment), keep).add_to(&mut plan);
+        let mut plan = ReconcilePlan::keeping(self.stored, retained);
+        self.admit_before(new, Some(&alignment), retained).add_to(&mut plan);
         Some(self.with_alignment(plan, &alignment))
     }
 
@@ -451,16 +468,16 @@ impl<'a> ReconcileRows<'a> {
         self.admit_before(after, alignment, self.stored.len())
     }
 
-    /// Selects the messages from `after` on that are appended after `keep` stored ones. A tool result needs a
+    /// Selects the messages from `after` on that are appended after `retained` stored ones. A tool result needs a
     /// call: one that is stored already is not stored again, and one without a call is dropped.
-    fn admit_before(&self, after: usize, alignment: Option<&Alignment>, keep: usize) -> AdmittedMessages {
+    fn admit_before(&self, after: usize, alignment: Option<&Alignment>, retained: usize) -> AdmittedMessages {
         let mut admitted = AdmittedMessages::default();
-        let mut reply = alignment.and_then(|a| a.anchor(self.stored, keep)).map(ReplyTo::Stored);
-        let renamed =
+        let mut reply = alignment.and_then(|a| a.anchor(self.stored, retained)).map(ReplyTo::Stored);
+        let renamed_ids =
             alignment.map(|a| align::renamed(&self.stored[a.position].message, &self.rest[a.end])).unwrap_or_default();
         for message in &self.rest[after..] {
             if message.role() == Role::Tool {
-                self.admit_result(message, &renamed, alignment, keep, &mut admitted);
+                self.admit_result(message, &renamed_ids, alignment, retained, &mut admitted);
                 continue;
             }
             let replies_to = reply.filter(|_| message.role() == Role::User);
@@ -478,37 +495,37 @@ impl<'a> ReconcileRows<'a> {
     fn admit_result(
         &self,
         result: &Message,
-        renamed: &HashMap<String, String>,
+        renamed_ids: &HashMap<String, String>,
         alignment: Option<&Alignment>,
-        keep: usize,
+        retained: usize,
         admitted: &mut AdmittedMessages,
     ) {
-        let theirs = result.tool_call_id().unwrap_or_default();
-        if admitted.calls.contains(&theirs) {
+        let incoming_id = result.tool_call_id().unwrap_or_default();
+        if admitted.calls.contains(&incoming_id) {
             admitted.new.push(NewMessage { lead: false, replies_to: None, message: result.clone() });
             return;
         }
-        let id = renamed.get(&theirs).unwrap_or(&theirs);
+        let id = renamed_ids.get(&incoming_id).unwrap_or(&incoming_id);
         let stored = self.stored;
         let calls = |p: &usize| stored[*p].message.call_ids().iter().any(|call| call == id);
-        let anchor = alignment.map(|a| a.position).filter(|p| *p < keep && calls(p));
-        let Some(call) = anchor.or_else(|| stored.call_before(id, keep)) else {
-            admitted.orphans.push(theirs);
+        let anchor = alignment.map(|a| a.position).filter(|p| *p < retained && calls(p));
+        let Some(call) = anchor.or_else(|| stored.call_before(id, retained)) else {
+            admitted.orphans.push(incoming_id);
             return;
         };
-        match stored.result_of(id, call).filter(|p| *p < keep) {
-            Some(at) => {
-                admitted.last_known = admitted.last_known.max(Some(at));
-                match stored[at].message.says_the_same(result) {
-                    true => admitted.known += 1,
-                    false => {
-                        admitted.changed += 1;
-                        admitted.overlay.replace(&stored[at], align::as_answer_to(&stored[at].message, result));
-                    }
+        match stored.result_of(id, call).filter(|p| *p < retained) {
+            Some(position) => {
+                admitted.last_stored = admitted.last_stored.max(Some(position));
+                if stored[position].message.says_the_same(result) {
+                    admitted.already_stored += 1;
+                } else {
+                    admitted.changed += 1;
+                    let shown = align::as_answer_to(&stored[position].message, result);
+                    admitted.overlay.replace(&stored[position], shown);
                 }
             }
             None => {
-                let message = if *id == theirs { result.clone() } else { result.answering(id) };
+                let message = if *id == incoming_id { result.clone() } else { result.answering(id) };
                 admitted.new.push(NewMessage { lead: false, replies_to: None, message });
             }
         }
@@ -522,9 +539,9 @@ struct AdmittedMessages {
     /// The ids of the tool calls in `new`.
     calls: HashSet<String>,
     /// Number of tool results that are already stored.
-    known: usize,
+    already_stored: usize,
     /// The position of the last stored one.
-    last_known: Option<usize>,
+    last_stored: Option<usize>,
     /// Number of tool results that are stored with different content; the overlay shows the client's version.
     changed: usize,
     overlay: Overlay,
@@ -534,7 +551,7 @@ struct AdmittedMessages {
 impl AdmittedMessages {
     fn add_to(self, plan: &mut ReconcilePlan) {
         plan.append = self.new;
-        plan.matched += self.known;
+        plan.matched += self.already_stored;
         plan.ephemeral += self.changed;
         plan.orphans = self.orphans;
         plan.overlay = self.overlay;

@@ -24,7 +24,7 @@ pub const MAX_REDACTION_RULES: usize = 256;
 pub const MAX_PATTERN_BYTES: usize = 1 << 20;
 
 /// Maximum nesting of JSON inside JSON strings that is parsed. JSON nested deeper is redacted as plain text.
-const MAX_WITHIN: usize = 4;
+const MAX_NESTED_STRINGS: usize = 4;
 
 /// Maximum depth of JSON that is parsed. Each level is parsed once more and uses stack, and this bounds both.
 /// Values nested deeper are redacted as plain text.
@@ -53,8 +53,8 @@ impl RedactionRule {
     /// Compiles a rule. `replace` is inserted literally in place of each match; `None` means `[redacted:
     /// NAME]`.
     pub fn new(name: &str, pattern: &str, replace: Option<&str>) -> Result<Self> {
-        let (name, pattern, replace) = (name.to_owned(), pattern.to_owned(), replace.map(str::to_owned));
-        RuleText { name, pattern, replace }.try_into()
+        let replace = replace.map(str::to_owned);
+        RuleText { name: name.to_owned(), pattern: pattern.to_owned(), replace }.try_into()
     }
 
     /// Returns the name of the rule.
@@ -68,26 +68,28 @@ impl TryFrom<RuleText> for RedactionRule {
 
     fn try_from(text: RuleText) -> Result<Self> {
         let name = &text.name;
-        if let Err(why) = check_text(name) {
+        if let Err(reason) = check_text(name) {
             return Err(Error::invalid(
                 "name",
-                format!("{name} is not a name for a rule: {why}", name = excerpt(name)),
+                format!("{name} is not a valid rule name: {reason}", name = excerpt(name)),
             ));
         }
-        let wrong = |why: String| Error::invalid("pattern", format!("the pattern of the rule {name:?} {why}"));
+        let invalid = |reason: String| Error::invalid("pattern", format!("the pattern of the rule {name:?} {reason}"));
         let regex = RegexBuilder::new(&text.pattern).size_limit(MAX_PATTERN_BYTES).build().map_err(|e| match e {
             regex::Error::CompiledTooBig(max) => {
-                wrong(format!("is over the limit `max_pattern_bytes` of {max}, compiled; make it shorter"))
+                invalid(format!("exceeds the limit `max_pattern_bytes` of {max} bytes when compiled; simplify it"))
             }
             // The last line is the error message; the lines before it draw its position.
             e => {
-                let told = e.to_string();
-                let last = told.lines().last().unwrap_or_default();
-                wrong(format!("can not be read: {}", last.trim_start_matches("error: ")))
+                let message = e.to_string();
+                let last = message.lines().last().unwrap_or_default();
+                invalid(format!("is not a valid regular expression: {}", last.trim_start_matches("error: ")))
             }
         })?;
         if regex.is_match("") {
-            return Err(wrong("matches nothing at all, and so everywhere; make it say what to look for".to_owned()));
+            return Err(invalid(
+                "matches the empty string; change it so that every match contains at least one character".to_owned(),
+            ));
         }
         let mark = text.replace.clone().unwrap_or_else(|| format!("[redacted: {name}]"));
         Ok(Self { text, mark: mark.into(), regex })
@@ -116,14 +118,21 @@ impl TryFrom<Vec<RedactionRule>> for Redaction {
 
     fn try_from(rules: Vec<RedactionRule>) -> Result<Self> {
         if rules.len() > MAX_REDACTION_RULES {
-            let (what, max) = (format!("a list of {} rules", rules.len()), MAX_REDACTION_RULES as u64);
-            return Err(Error::TooLarge { what, limit: "max_rules", max });
+            return Err(Error::TooLarge {
+                what: format!("a list of {} rules", rules.len()),
+                limit: "max_rules",
+                max: MAX_REDACTION_RULES as u64,
+            });
         }
         let mut names = BTreeSet::new();
         match rules.iter().find(|r| !names.insert(r.name())) {
-            Some(twice) => {
-                Err(Error::invalid("name", format!("{:?} is the name of two rules; marks must tell", twice.name())))
-            }
+            Some(duplicate) => Err(Error::invalid(
+                "name",
+                format!(
+                    "two rules are named {:?}; give each rule a unique name, because marks contain it",
+                    duplicate.name()
+                ),
+            )),
             None => Ok(Self(rules.into())),
         }
     }
@@ -156,15 +165,20 @@ impl Redaction {
     fn apply_counted<'t>(&self, text: &'t str, steps: &mut usize) -> (Cow<'t, str>, Vec<&str>) {
         // The matches of all rules by position: a k-way merge of one ordered iterator per rule.
         let mut rules: Vec<_> = self.0.iter().map(|r| r.regex.find_iter(text).filter(|m| !m.is_empty())).collect();
-        let first = rules.iter_mut().enumerate().filter_map(|(i, found)| found.next().map(|m| (m.start(), i, m.end())));
+        let first =
+            rules.iter_mut().enumerate().filter_map(|(i, matches)| matches.next().map(|m| (m.start(), i, m.end())));
         let mut next: BinaryHeap<_> = first.map(Reverse).collect();
         if next.is_empty() {
             return (Cow::Borrowed(text), Vec::new());
         }
         let marks = self.marks(text);
         *steps += marks.len();
-        let (mut out, mut done, mut applied) = (String::new(), 0, BTreeSet::new());
-        let (mut seen, mut marked_upto) = (0, 0);
+        let mut out = String::new();
+        // The end of the part of the text that was processed.
+        let mut copied = 0;
+        let mut applied = BTreeSet::new();
+        let mut passed_marks = 0;
+        let mut marked_upto = 0;
         while let Some(Reverse((start, rule, end))) = next.pop() {
             *steps += 1;
             if let Some(following) = rules[rule].next() {
@@ -172,26 +186,26 @@ impl Redaction {
             }
             // The furthest end of the marks that start at or before this match. A match that ends before it
             // is inside a mark.
-            while let Some(mark) = marks.get(seen).filter(|mark| mark.start <= start) {
+            while let Some(mark) = marks.get(passed_marks).filter(|mark| mark.start <= start) {
                 marked_upto = marked_upto.max(mark.end);
-                seen += 1;
+                passed_marks += 1;
                 *steps += 1;
             }
             if end <= marked_upto {
                 continue;
             }
             // A match that starts inside another match is covered by the mark of that one.
-            if start >= done {
-                out.push_str(&text[done..start]);
+            if start >= copied {
+                out.push_str(&text[copied..start]);
                 out.push_str(&self.0[rule].mark);
             }
-            done = done.max(end);
+            copied = copied.max(end);
             applied.insert(rule);
         }
         if applied.is_empty() {
             return (Cow::Borrowed(text), Vec::new());
         }
-        out.push_str(&text[done..]);
+        out.push_str(&text[copied..]);
         (Cow::Owned(out), applied.into_iter().map(|rule| self.0[rule].name()).collect())
     }
 
@@ -209,9 +223,10 @@ impl Redaction {
     /// unchanged, and text that is JSON stays JSON. Detached media ([`Message::cuts`]) stay detached.
     pub fn message(&self, message: &Message) -> (Message, Vec<&str>) {
         let mut names = BTreeSet::new();
-        let text = match self.is_empty() {
-            true => None,
-            false => self.value(message.as_str(), RedactionPart::Message, NestingGuard::default(), &mut names),
+        let text = if self.is_empty() {
+            None
+        } else {
+            self.redact_value(message.as_str(), RedactionPart::Message, NestingGuard::default(), &mut names)
         };
         let message = match text {
             Some(text) => Message::trusted(text, Vec::new()),
@@ -221,18 +236,18 @@ impl Redaction {
     }
 
     /// Redacts a JSON value. `None` means that nothing matched.
-    fn value<'a>(
+    fn redact_value<'a>(
         &'a self,
         raw: &str,
         part: RedactionPart,
-        at: NestingGuard,
+        nesting: NestingGuard,
         names: &mut BTreeSet<&'a str>,
     ) -> Option<String> {
-        let below = NestingGuard { levels: at.levels + 1, ..at };
+        let below = NestingGuard { levels: nesting.levels + 1, ..nesting };
         match raw.as_bytes().first()? {
             // Inside a string, the rules are applied to the whole string afterwards.
-            b'{' | b'[' if at.levels >= MAX_DEPTH && part == RedactionPart::Within => None,
-            b'{' | b'[' if at.levels >= MAX_DEPTH => self.plain(raw, names),
+            b'{' | b'[' if nesting.levels >= MAX_DEPTH && part == RedactionPart::EmbeddedJson => None,
+            b'{' | b'[' if nesting.levels >= MAX_DEPTH => self.redact_plain(raw, names),
             b'{' => {
                 let fields: RawObject = serde_json::from_str(raw).ok()?;
                 let mut changed = false;
@@ -240,11 +255,13 @@ impl Redaction {
                 for (name, value) in fields.iter() {
                     // The field names of a message are fixed; those of embedded JSON may contain anything.
                     let name = match part {
-                        RedactionPart::Within => self.text(name, at, names).unwrap_or(Cow::Borrowed(name)),
+                        RedactionPart::EmbeddedJson => {
+                            self.redact_text(name, nesting, names).unwrap_or(Cow::Borrowed(name))
+                        }
                         _ => Cow::Borrowed(name),
                     };
                     let part = part.below(&name, value);
-                    let new = part.and_then(|part| self.value(value, part, below, names));
+                    let new = part.and_then(|part| self.redact_value(value, part, below, names));
                     changed |= new.is_some() || matches!(name, Cow::Owned(_));
                     out.push(if out.is_empty() { '{' } else { ',' });
                     out.push_str(&Value::from(name).to_string());
@@ -255,23 +272,23 @@ impl Redaction {
             }
             b'[' => {
                 let items: Vec<&RawValue> = serde_json::from_str(raw).ok()?;
-                let new: Vec<_> = items.iter().map(|i| self.value(i.get(), part, below, names)).collect();
+                let new: Vec<_> = items.iter().map(|i| self.redact_value(i.get(), part, below, names)).collect();
                 let either = items.iter().zip(&new).map(|(item, new)| new.as_deref().unwrap_or(item.get()));
                 new.iter().any(Option::is_some).then(|| format!("[{}]", either.collect::<Vec<_>>().join(",")))
             }
             b'"' => {
                 let text: String = serde_json::from_str(raw).ok()?;
-                self.text(&text, at, names).map(|new| Value::from(new).to_string())
+                self.redact_text(&text, nesting, names).map(|new| Value::from(new).to_string())
             }
             b't' | b'f' | b'n' => None,
             // A redacted number becomes a string that contains the mark.
-            _ => self.plain(raw, names),
+            _ => self.redact_plain(raw, names),
         }
     }
 
     /// Redacts JSON as plain text, without parsing it, and returns a JSON string. `None` means that nothing
     /// matched.
-    fn plain<'a>(&'a self, raw: &str, names: &mut BTreeSet<&'a str>) -> Option<String> {
+    fn redact_plain<'a>(&'a self, raw: &str, names: &mut BTreeSet<&'a str>) -> Option<String> {
         let (new, applied) = self.apply(raw);
         names.extend(&applied);
         (!applied.is_empty()).then(|| Value::from(new).to_string())
@@ -279,18 +296,22 @@ impl Redaction {
 
     /// Redacts a text: first inside the JSON that it may contain, where characters can be escaped, then as a
     /// whole. `None` means that nothing matched.
-    fn text<'a, 't>(&'a self, text: &'t str, at: NestingGuard, names: &mut BTreeSet<&'a str>) -> Option<Cow<'t, str>> {
+    fn redact_text<'a, 't>(
+        &'a self,
+        text: &'t str,
+        nesting: NestingGuard,
+        names: &mut BTreeSet<&'a str>,
+    ) -> Option<Cow<'t, str>> {
         let json = text.trim();
-        let inside = match at.texts < MAX_WITHIN && json.starts_with(['{', '[']) {
-            true => self.value(json, RedactionPart::Within, NestingGuard { texts: at.texts + 1, ..at }, names),
-            false => None,
+        let inside = if nesting.texts < MAX_NESTED_STRINGS && json.starts_with(['{', '[']) {
+            let nesting = NestingGuard { texts: nesting.texts + 1, ..nesting };
+            self.redact_value(json, RedactionPart::EmbeddedJson, nesting, names)
+        } else {
+            None
         };
         let (new, applied) = self.apply(inside.as_deref().unwrap_or(text));
         names.extend(&applied);
-        match applied.is_empty() {
-            false => Some(Cow::Owned(new.into_owned())),
-            true => inside.map(Cow::Owned),
-        }
+        if applied.is_empty() { inside.map(Cow::Owned) } else { Some(Cow::Owned(new.into_owned())) }
     }
 }
 
@@ -299,7 +320,7 @@ impl Redaction {
 struct NestingGuard {
     /// Number of enclosing objects and arrays, over all nested strings ([`MAX_DEPTH`]).
     levels: usize,
-    /// Number of enclosing JSON strings ([`MAX_WITHIN`]).
+    /// Number of enclosing JSON strings ([`MAX_NESTED_STRINGS`]).
     texts: usize,
 }
 
@@ -314,7 +335,7 @@ enum RedactionPart {
     /// An unknown field.
     Other,
     /// JSON inside a string.
-    Within,
+    EmbeddedJson,
 }
 
 impl RedactionPart {
@@ -332,7 +353,7 @@ impl RedactionPart {
                 (!is_media(value)).then_some(RedactionPart::Media)
             }
             (RedactionPart::Media, "data" | "file_data" | "url") => (!is_media(value)).then_some(RedactionPart::Other),
-            (RedactionPart::Within, _) => Some(RedactionPart::Within),
+            (RedactionPart::EmbeddedJson, _) => Some(RedactionPart::EmbeddedJson),
             _ => Some(RedactionPart::Other),
         }
     }
@@ -366,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_says_where_and_by_which_rule() {
+    fn a_mark_shows_the_position_and_the_rule() {
         let usual = usual();
         let (text, names) = usual.apply("ann@example.com paid with 4111 1111 1111 1111, bob@x.org did not");
         assert_eq!(text, "[redacted: email] paid with ****, [redacted: email] did not");
@@ -399,12 +420,13 @@ mod tests {
             );
             steps
         };
-        let (few, many) = (work(100), work(10_000));
+        let few = work(100);
+        let many = work(10_000);
         assert!(few >= 200 && many <= few * 101, "{few} steps for 100 matches and marks, {many} for 10,000");
     }
 
     #[test]
-    fn deeply_nested_json_is_redacted_without_looking_into_it() {
+    fn deeply_nested_json_is_redacted_as_plain_text() {
         let usual = usual();
         for depth in [MAX_DEPTH - 2, 200_000] {
             let text = format!("{}\"ann@example.com\"{}", "[".repeat(depth), "]".repeat(depth));
@@ -449,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn json_in_a_text_is_looked_into() {
+    fn json_inside_a_text_is_redacted() {
         let usual = usual();
         let result = r#" [{"who":"ann\u0040example.com"}, {"bob@x.org": null}, {}]"#;
         let (redacted, _) = usual.message(&Message::tool("c1", result));
@@ -459,20 +481,20 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_can_not_work_is_refused() {
-        for (name, pattern, want) in [
+    fn an_invalid_rule_is_rejected() {
+        for (name, pattern, expected) in [
             ("a", "(", "unclosed group"),
             ("a", r"\w{1000}{1000}", "max_pattern_bytes"),
-            ("a", "x*", "everywhere"),
+            ("a", "x*", "matches the empty string"),
             ("", "x", "name"),
             ("a\n", "x", "name"),
         ] {
             let error = RedactionRule::new(name, pattern, None).unwrap_err().to_string();
-            assert!(error.contains(want) && !error.contains('\n'), "{pattern}: {error}");
+            assert!(error.contains(expected) && !error.contains('\n'), "{pattern}: {error}");
         }
         let rule = RedactionRule::new("a", "x", None).unwrap();
-        let twice = Redaction::try_from(vec![rule.clone(), rule.clone()]).unwrap_err();
-        assert!(twice.to_string().contains("two rules"), "{twice}");
+        let duplicate = Redaction::try_from(vec![rule.clone(), rule.clone()]).unwrap_err();
+        assert!(duplicate.to_string().contains("two rules"), "{duplicate}");
         let many = (0..=MAX_REDACTION_RULES).map(|i| RedactionRule::new(&format!("r{i}"), "x", None).unwrap());
         assert!(Redaction::try_from(many.collect::<Vec<_>>()).unwrap_err().to_string().contains("max_rules"));
         let read: Result<Redaction, _> = serde_json::from_value(json!([{"name": "a", "patern": "x"}]));

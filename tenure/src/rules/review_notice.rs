@@ -9,14 +9,14 @@ impl Session {
     /// Returns the notice to show instead of an answer. `None` if no review is open. The notice is not part
     /// of the session.
     pub fn notice(&self) -> Option<String> {
-        let what = |r: &Review| {
-            let ask = if r.opened.lost { "Was this done" } else { "May it be done" };
+        let line = |r: &Review| {
+            let question = if r.opened.lost { "Was this call executed" } else { "May this call be executed" };
             let queue = r.opened.queue.as_ref().map(|q| format!(", queue {q}")).unwrap_or_default();
-            format!("- {} (review {}{queue}): {ask}?", r.opened.step, r.opened.review)
+            format!("- {} (review {}{queue}): {question}?", r.opened.step, r.opened.review)
         };
-        let list: Vec<String> = self.open_reviews().map(what).collect();
-        let end = "Once that is decided, the work goes on by itself; ask again later.";
-        (!list.is_empty()).then(|| format!("{NOTICE}\n{}\n{end}", list.join("\n")))
+        let lines: Vec<String> = self.open_reviews().map(line).collect();
+        let footer = "The run resumes automatically after the decision; check again later.";
+        (!lines.is_empty()).then(|| format!("{NOTICE}\n{}\n{footer}", lines.join("\n")))
     }
 }
 
@@ -33,10 +33,10 @@ pub(crate) fn is_notice(message: &Message) -> bool {
 /// Returns the stored message that a notice stood for: the last assistant message of the run under review.
 pub(crate) fn notice_answer<'a>(session: &'a Session, notice: &Message) -> Option<&'a Message> {
     let text = notice.text();
-    let named = |r: &&Review| text.contains(&format!("(review {}", r.opened.review));
-    let run = session.reviews.iter().find(named)?.opened.run.as_ref()?;
-    let said = session.messages.iter().rev().filter(|m| m.run.as_ref() == Some(run));
-    said.map(|m| &m.message).find(|m| m.role() == Role::Assistant)
+    let is_named = |r: &&Review| text.contains(&format!("(review {}", r.opened.review));
+    let run = session.reviews.iter().find(is_named)?.opened.run.as_ref()?;
+    let produced = session.messages.iter().rev().filter(|m| m.run.as_ref() == Some(run));
+    produced.map(|m| &m.message).find(|m| m.role() == Role::Assistant)
 }
 
 /// Returns the session whose review a notice names.

@@ -16,6 +16,6 @@ pub(crate) fn ended(run: &RunId, outcome: RunOutcome, error: Option<String>, cod
 /// Returns the entry that reactivates a session that is paused for open reviews, after its run was stopped.
 /// `None` if the session does not wait for a review.
 pub(crate) fn unpaused(session: &Session) -> Option<Entry> {
-    let waits = session.status == Status::Paused && session.open_reviews().next().is_some();
-    waits.then(|| Entry::Status { to: Status::Active, reason: Some("its run was stopped".to_owned()) })
+    let is_waiting = session.status == Status::Paused && session.open_reviews().next().is_some();
+    is_waiting.then(|| Entry::Status { to: Status::Active, reason: Some("its run was stopped".to_owned()) })
 }

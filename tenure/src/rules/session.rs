@@ -42,9 +42,9 @@ pub struct StoredMessage {
 
 impl StoredMessage {
     /// Creates a stored message from a log entry.
-    pub(crate) fn new(seq: Seq, at: Timestamp, post: MessageEntry) -> Self {
-        let MessageEntry { run, lead, partial, replies_to, message } = post;
-        Self { seq, at, run, lead, partial, replies_to, message }
+    pub(crate) fn new(seq: Seq, at: Timestamp, entry: MessageEntry) -> Self {
+        let MessageEntry { run, lead: replaces_instructions, partial, replies_to, message } = entry;
+        Self { seq, at, run, lead: replaces_instructions, partial, replies_to, message }
     }
 }
 
@@ -283,9 +283,9 @@ impl Session {
     /// of cloning it.
     pub(crate) fn take_in(&mut self, record: Record) {
         match record.entry {
-            Entry::Message(post) => {
-                self.bytes += post.message.text_len();
-                self.messages.push(StoredMessage::new(record.seq, record.at, post));
+            Entry::Message(entry) => {
+                self.bytes += entry.message.text_len();
+                self.messages.push(StoredMessage::new(record.seq, record.at, entry));
             }
             _ => drop(self.take(&record)),
         }
@@ -303,13 +303,12 @@ impl Session {
 
     /// Creates a session with this head and without any folded records.
     pub(crate) fn empty(head: Head) -> Self {
-        let (messages, checkpoints, runs, reviews) = Default::default();
         Self {
             head,
-            messages,
-            checkpoints,
-            runs,
-            reviews,
+            messages: Vec::new(),
+            checkpoints: Vec::new(),
+            runs: Vec::new(),
+            reviews: Vec::new(),
             summaries: Vec::new(),
             decided: Vec::new(),
             uncompacted: false,
@@ -339,36 +338,56 @@ impl Session {
 
     /// Applies the next record to the lists only. Returns the messages that a rewind discards.
     pub(crate) fn take(&mut self, record: &Record) -> Vec<StoredMessage> {
-        let (seq, at) = (record.seq, record.at);
+        let seq = record.seq;
+        let at = record.at;
         match &record.entry {
-            Entry::Message(post) => {
-                self.bytes += post.message.text_len();
-                self.messages.push(StoredMessage::new(seq, at, post.clone()));
+            Entry::Message(entry) => {
+                self.bytes += entry.message.text_len();
+                self.messages.push(StoredMessage::new(seq, at, entry.clone()));
             }
             Entry::Checkpoint(c) => self.checkpoints.push(checkpoint(c, seq, at, self.older.0 + self.messages.len())),
-            Entry::Rewound(r) => return self.cut(r.to),
+            Entry::Rewound(r) => return self.truncate(r.to),
             Entry::RunStarted { run, detail, .. } => {
-                let (ended, error, code, tools_started) = Default::default();
-                let (id, detail) = (run.clone(), detail.clone());
-                self.runs.push(Run { id, started_at: at, ended, error, code, seq, detail, tools_started });
+                self.runs.push(Run {
+                    id: run.clone(),
+                    started_at: at,
+                    ended: None,
+                    error: None,
+                    code: None,
+                    seq,
+                    detail: detail.clone(),
+                    tools_started: Vec::new(),
+                });
             }
             Entry::ToolStarted { run, call, tool, detail } => {
                 if let Some(run) = self.run_mut(run) {
                     let cached = detail.get(CACHED) == Some(&Value::Bool(true));
-                    let (call, tool, tokens) = (call.clone(), tool.clone(), spent(detail));
-                    run.tools_started.push(ToolCallStart { seq, call, tool, cached, tokens });
+                    run.tools_started.push(ToolCallStart {
+                        seq,
+                        call: call.clone(),
+                        tool: tool.clone(),
+                        cached,
+                        tokens: spent(detail),
+                    });
                 }
             }
             Entry::RunEnded { run, outcome, error, code } => {
                 self.void_reviews(|r| r.opened.run.as_ref() == Some(run));
                 if let Some(run) = self.run_mut(run) {
                     run.ended = Some((at, *outcome));
-                    (run.error, run.code) = (error.clone(), code.clone());
+                    run.error = error.clone();
+                    run.code = code.clone();
                 }
             }
             Entry::ReviewOpened(opened) => {
-                let (opened, opened_at) = ((**opened).clone(), at);
-                self.reviews.push(Review { opened_at, seq, opened, claimed: None, decided: None, void: false });
+                self.reviews.push(Review {
+                    opened_at: at,
+                    seq,
+                    opened: (**opened).clone(),
+                    claimed: None,
+                    decided: None,
+                    void: false,
+                });
             }
             Entry::ReviewClaimed { review, by, until } => {
                 if let Some(review) = self.reviews.iter_mut().find(|r| r.opened.review == *review) {
@@ -407,20 +426,20 @@ impl Session {
     }
 
     /// Marks the selected undecided reviews as obsolete.
-    fn void_reviews(&mut self, which: impl Fn(&Review) -> bool) {
+    fn void_reviews(&mut self, is_selected: impl Fn(&Review) -> bool) {
         let open = self.reviews.iter_mut().filter(|r| r.decided.is_none());
-        open.filter(|r| which(r)).for_each(|r| r.void = true);
+        open.filter(|r| is_selected(r)).for_each(|r| r.void = true);
     }
 
     /// Discards messages, checkpoints and summaries after `to`, and voids later reviews. Returns the messages.
-    fn cut(&mut self, to: Seq) -> Vec<StoredMessage> {
+    fn truncate(&mut self, to: Seq) -> Vec<StoredMessage> {
         self.checkpoints.retain(|c| c.seq <= to);
         self.void_reviews(|r| r.seq > to);
         self.summaries.retain(|s| s.upto <= to);
-        let cut = self.messages.split_off(self.messages.partition_point(|m| m.seq <= to));
-        let bytes: usize = cut.iter().map(|m| m.message.text_len()).sum();
+        let discarded = self.messages.split_off(self.messages.partition_point(|m| m.seq <= to));
+        let bytes: usize = discarded.iter().map(|m| m.message.text_len()).sum();
         self.bytes = self.bytes.saturating_sub(bytes);
-        cut
+        discarded
     }
 
     fn run_mut(&mut self, id: &RunId) -> Option<&mut Run> {
@@ -467,38 +486,38 @@ impl Session {
                 (at_checkpoint || at_message).then_some((*seq, position))?
             }
         };
-        Some(ResolvedPoint { seq, position, mark: self.mark_at(position) })
+        Some(ResolvedPoint { seq, position, mark: self.digest_at(position) })
     }
 
     /// Returns the log digest at a position, cached with the checkpoint that is there.
-    fn mark_at(&self, position: usize) -> LogDigest {
+    fn digest_at(&self, position: usize) -> LogDigest {
         if position == self.messages.len() {
             return self.head.mark.clone();
         }
         match self.checkpoints.iter().rev().find(|c| c.position == position) {
-            Some(checkpoint) => checkpoint.mark.0.get_or_init(|| self.work_out_mark(position)).clone(),
-            None => self.work_out_mark(position),
+            Some(checkpoint) => checkpoint.mark.0.get_or_init(|| self.compute_digest(position)).clone(),
+            None => self.compute_digest(position),
         }
     }
 
     /// Computes the digest at a position, starting from the nearest earlier one that is known.
-    fn work_out_mark(&self, position: usize) -> LogDigest {
+    fn compute_digest(&self, position: usize) -> LogDigest {
         let known = self.checkpoints.iter().rev().filter(|c| c.position < position);
         let known = known.filter_map(|c| Some((c.position, c.mark.0.get()?.clone()))).next();
-        let (from, mut mark) = known.unwrap_or_default();
-        self.messages[from..position].iter().for_each(|m| mark.advance(&m.message));
-        mark
+        let (from, mut digest) = known.unwrap_or_default();
+        self.messages[from..position].iter().for_each(|m| digest.advance(&m.message));
+        digest
     }
 
     /// Returns the messages as one JSON array, each exactly as received.
     pub fn messages_json(&self) -> String {
         let mut json = String::with_capacity(self.bytes + self.messages.len() + 2);
         json.push('[');
-        for said in &self.messages {
+        for stored in &self.messages {
             if json.len() > 1 {
                 json.push(',');
             }
-            json.push_str(said.message.as_str());
+            json.push_str(stored.message.as_str());
         }
         json.push(']');
         json
@@ -507,30 +526,31 @@ impl Session {
     /// Estimates the memory that the session occupies, for the budget of the cache.
     pub(crate) fn weight(&self) -> usize {
         // Heap memory of each element besides its text: names, timestamps and allocator overhead.
-        const BESIDE: usize = 128;
-        let lists = self.messages.capacity() * (size_of::<StoredMessage>() + BESIDE)
-            + self.checkpoints.capacity() * (size_of::<Checkpoint>() + BESIDE)
-            + self.runs.capacity() * (size_of::<Run>() + 2 * BESIDE);
+        const OVERHEAD_BYTES: usize = 128;
+        let lists = self.messages.capacity() * (size_of::<StoredMessage>() + OVERHEAD_BYTES)
+            + self.checkpoints.capacity() * (size_of::<Checkpoint>() + OVERHEAD_BYTES)
+            + self.runs.capacity() * (size_of::<Run>() + 2 * OVERHEAD_BYTES);
         self.bytes + lists + size_of::<Self>() + 2048
     }
 }
 
 /// Returns the position after `turns` turns.
 fn turn_position(messages: &[StoredMessage], turns: usize) -> Option<usize> {
-    let (mut seen, mut last) = (0, None);
-    for (i, said) in messages.iter().enumerate() {
-        let role = said.message.role();
+    let mut seen_turns = 0;
+    let mut last = None;
+    for (i, stored) in messages.iter().enumerate() {
+        let role = stored.message.role();
         if role == Role::User && last != Some(Role::User) {
-            if seen == turns {
+            if seen_turns == turns {
                 return Some(i);
             }
-            seen += 1;
+            seen_turns += 1;
         }
         if !role.instructs() {
             last = Some(role);
         }
     }
-    (seen == turns).then_some(messages.len())
+    (seen_turns == turns).then_some(messages.len())
 }
 
 /// Creates a checkpoint from its log entry.
@@ -583,19 +603,33 @@ impl Head {
     fn create(&mut self, created: &SessionCreated, at: Timestamp) {
         let c = created.clone();
         let session_id = self.info.session_id.clone();
-        let (model, title, tags, mut metadata) = (c.model, c.title, c.tags, c.metadata);
+        let mut metadata = c.metadata;
         // A fork starts with the decisions of its parent. Any other session starts without decisions.
         if c.parent.is_none() {
             metadata.remove(DECISIONS);
         }
         let created_at = c.began_at.unwrap_or(at);
-        self.info = SessionInfo { session_id, created_at, updated_at: at, model, title, tags, metadata };
-        (self.user, self.assistant, self.thread) = (c.user, c.assistant, c.thread);
-        (self.status, self.status_at, self.active_at) = (Status::Active, at, at);
-        (self.run, self.lease) = (None, None);
+        self.info = SessionInfo {
+            session_id,
+            created_at,
+            updated_at: at,
+            model: c.model,
+            title: c.title,
+            tags: c.tags,
+            metadata,
+        };
+        self.user = c.user;
+        self.assistant = c.assistant;
+        self.thread = c.thread;
+        self.status = Status::Active;
+        self.status_at = at;
+        self.active_at = at;
+        self.run = None;
+        self.lease = None;
         self.stored_bytes = Some(0);
         self.reviews.clear();
-        (self.decisions, self.origin) = (c.decisions, c.origin);
+        self.decisions = c.decisions;
+        self.origin = c.origin;
         self.front = c.parent.is_none().then(PromptPrefix::default);
         self.mark = c.parent.map(|p| p.mark).unwrap_or_default();
     }
@@ -614,29 +648,30 @@ impl Head {
             // A fork that inherited its parent's records contains two `created` entries; its own is the later
             // one.
             Entry::Created(created) => self.create(created, at),
-            Entry::Message(post) => {
-                self.front = self.front.take().and_then(|front| front.after(post, record.seq, self.mark.messages));
-                self.mark.advance(&post.message);
-                self.stored_bytes = self.stored_bytes.map(|bytes| bytes + post.message.stored_len());
+            Entry::Message(entry) => {
+                self.front = self.front.take().and_then(|prefix| prefix.after(entry, record.seq, self.mark.messages));
+                self.mark.advance(&entry.message);
+                self.stored_bytes = self.stored_bytes.map(|bytes| bytes + entry.message.stored_len());
                 active = true;
             }
             Entry::Rewound(r) => {
                 self.mark = r.mark.clone();
-                self.front = self.front.take().filter(|front| front.is_before(r.to));
+                self.front = self.front.take().filter(|prefix| prefix.is_before(r.to));
                 self.reviews.retain(|open| open.seq <= r.to);
             }
-            Entry::Info(change) => {
-                change.model.apply(&mut self.info.model);
-                change.title.apply(&mut self.info.title);
+            Entry::Info(patch) => {
+                patch.model.apply(&mut self.info.model);
+                patch.title.apply(&mut self.info.title);
                 let mut tags = Some(std::mem::take(&mut self.info.tags));
-                change.tags.apply(&mut tags);
+                patch.tags.apply(&mut tags);
                 self.info.tags = tags.unwrap_or_default();
-                metadata::apply_patch(&mut self.info.metadata, &change.metadata);
+                metadata::apply_patch(&mut self.info.metadata, &patch.metadata);
             }
             Entry::Status { to, .. } => {
                 // The session was restored or stopped waiting: its time to live starts again.
                 active = *to == Status::Active && self.status != Status::Active;
-                (self.status, self.status_at) = (*to, at);
+                self.status = *to;
+                self.status_at = at;
             }
             Entry::RunStarted { run, claim, .. } => {
                 self.run = Some(run.clone());
@@ -645,7 +680,8 @@ impl Head {
             }
             Entry::RunClaimed { run, claim } => self.lease = Some(Lease::new(run, claim)),
             Entry::RunEnded { .. } => {
-                (self.run, self.lease) = (None, None);
+                self.run = None;
+                self.lease = None;
                 self.reviews.clear();
                 active = true;
             }
@@ -661,8 +697,8 @@ impl Head {
                 self.decisions = DecisionChain::after(self.decisions, d, at);
             }
             Entry::Compacted { upto, summary } => {
-                if let Some(front) = &mut self.front {
-                    front.summary = summary.as_ref().map(|_| (record.seq, *upto));
+                if let Some(prefix) = &mut self.front {
+                    prefix.summary = summary.as_ref().map(|_| (record.seq, *upto));
                 }
             }
             Entry::Checkpoint(_) | Entry::ToolStarted { .. } | Entry::ReviewClaimed { .. } => {}

@@ -1,40 +1,43 @@
 //! Tokenization for full-text search in stores without a database.
 
-/// Splits a text into words: runs of letters and digits, in lower case, without common diacritics.
+use unicode_normalization::char::decompose_canonical;
+
+/// Splits a text into words: runs of letters and digits, case-folded and without diacritics.
 pub(crate) fn words(text: &str) -> Vec<String> {
-    let folded: String = text.chars().filter(|c| !is_combining(*c)).flat_map(char::to_lowercase).map(plain).collect();
-    // Lower-casing some letters leaves a combining mark behind (`İ`), so these are removed again.
-    let split = folded.split(|c: char| !c.is_alphanumeric() && !is_combining(c));
-    split.map(|w| w.replace(is_combining, "")).filter(|w| !w.is_empty()).collect()
+    let mut folded = String::with_capacity(text.len());
+    text.chars().for_each(|c| fold_char(c, &mut folded));
+    folded.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty()).map(str::to_owned).collect()
 }
 
-/// Returns true for combining diacritical marks (U+0300 to U+036F).
-pub(crate) fn is_combining(c: char) -> bool {
-    ('\u{300}'..='\u{36f}').contains(&c)
-}
-
-/// Returns a Latin letter without its accent; any other character unchanged. Expects lower case.
-pub(crate) fn plain(c: char) -> char {
-    match c {
-        'à'..='å' | 'ā' | 'ă' | 'ą' | 'ǎ' => 'a',
-        'ç' | 'ć' | 'ĉ' | 'ċ' | 'č' => 'c',
-        'ď' | 'đ' => 'd',
-        'è'..='ë' | 'ē' | 'ĕ' | 'ė' | 'ę' | 'ě' => 'e',
-        'ĝ' | 'ğ' | 'ġ' | 'ģ' => 'g',
-        'ĥ' | 'ħ' => 'h',
-        'ì'..='ï' | 'ĩ' | 'ī' | 'ĭ' | 'į' | 'ı' | 'ǐ' => 'i',
-        'ĵ' => 'j',
-        'ķ' => 'k',
-        'ĺ' | 'ļ' | 'ľ' | 'ł' => 'l',
-        'ñ' | 'ń' | 'ņ' | 'ň' => 'n',
-        'ò'..='ö' | 'ø' | 'ō' | 'ŏ' | 'ő' | 'ơ' | 'ǒ' => 'o',
-        'ŕ' | 'ŗ' | 'ř' => 'r',
-        'ś' | 'ŝ' | 'ş' | 'š' | 'ș' => 's',
-        'ţ' | 'ť' | 'ț' => 't',
-        'ù'..='ü' | 'ũ' | 'ū' | 'ŭ' | 'ů' | 'ű' | 'ų' | 'ư' | 'ǔ' => 'u',
-        'ŵ' => 'w',
-        'ý' | 'ÿ' | 'ŷ' => 'y',
-        'ź' | 'ż' | 'ž' => 'z',
-        other => other,
+/// Appends a character in the form in which words are compared: lower case, decomposed (NFD), without
+/// diacritics. Letters that Unicode does not decompose are mapped to the base letter that people type instead
+/// of them.
+pub(crate) fn fold_char(c: char, folded: &mut String) {
+    if c.is_ascii() {
+        return folded.push(c.to_ascii_lowercase());
     }
+    for lower in c.to_lowercase() {
+        // A letter of its own in Cyrillic alphabets, although Unicode decomposes it.
+        if lower == 'й' {
+            folded.push(lower);
+            continue;
+        }
+        decompose_canonical(lower, |c| match c {
+            'ß' => folded.push_str("ss"),
+            'ı' => folded.push('i'),
+            'ø' => folded.push('o'),
+            'ł' => folded.push('l'),
+            'đ' => folded.push('d'),
+            'ħ' => folded.push('h'),
+            'ς' => folded.push('σ'),
+            c if is_diacritic(c) => {}
+            c => folded.push(c),
+        });
+    }
+}
+
+/// Returns true for combining accents and vowel points that words are compared without: Latin, Greek and
+/// Cyrillic; Hebrew; Arabic. Vowel signs of Indic scripts are letters to their readers and are compared.
+pub(crate) fn is_diacritic(c: char) -> bool {
+    matches!(c, '\u{300}'..='\u{36f}' | '\u{591}'..='\u{5bd}' | '\u{5bf}'..='\u{5c7}' | '\u{64b}'..='\u{65f}' | '\u{670}')
 }

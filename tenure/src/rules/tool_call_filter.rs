@@ -11,9 +11,9 @@ use std::sync::Arc;
 pub(crate) struct ToolCallFilter {
     tools: Arc<[Tool]>,
     /// The stream indexes of the server's calls.
-    ours: HashSet<u64>,
+    server_calls: HashSet<u64>,
     /// Whether there were calls of other tools.
-    theirs: bool,
+    has_client_calls: bool,
     /// A chunk with the token usage, if the model server reported it. It is sent once, at the end of the turn
     /// (D-050).
     usage: Option<Value>,
@@ -22,7 +22,7 @@ pub(crate) struct ToolCallFilter {
 impl ToolCallFilter {
     /// Creates a filter for the calls of these tools. Without tools, everything passes unchanged.
     pub fn new(tools: Arc<[Tool]>) -> Self {
-        Self { tools, ours: HashSet::new(), theirs: false, usage: None }
+        Self { tools, server_calls: HashSet::new(), has_client_calls: false, usage: None }
     }
 
     /// Returns the chunk with the token usage, if it was removed from the response.
@@ -31,37 +31,37 @@ impl ToolCallFilter {
     }
 
     /// Filters a chunk. `None` means that nothing of it remains. Token usage is removed.
-    pub fn pass(&mut self, piece: ModelChunk) -> Option<ModelChunk> {
+    pub fn pass(&mut self, chunk: ModelChunk) -> Option<ModelChunk> {
         if self.tools.is_empty() {
-            return Some(piece);
+            return Some(chunk);
         }
-        let (text, part) = match &piece {
+        let (text, part) = match &chunk {
             ModelChunk::Chunk(text) => (text, "delta"),
             ModelChunk::Whole(text) => (text, "message"),
         };
-        let Ok(mut body) = serde_json::from_str::<Value>(text) else { return Some(piece) };
-        let told = body.as_object_mut().filter(|b| b.get("usage").is_some_and(|u| !u.is_null()));
-        let usage = told.and_then(|b| b.remove("usage"));
+        let Ok(mut body) = serde_json::from_str::<Value>(text) else { return Some(chunk) };
+        let reported = body.as_object_mut().filter(|b| b.get("usage").is_some_and(|u| !u.is_null()));
+        let usage = reported.and_then(|b| b.remove("usage"));
         if let Some(usage) = &usage {
             let fields = ["id", "created", "model", "system_fingerprint"];
-            let mut chunk: Map<String, Value> =
+            let mut usage_chunk: Map<String, Value> =
                 fields.iter().filter_map(|f| Some(((*f).to_owned(), body.get(*f)?.clone()))).collect();
-            chunk.extend([
+            usage_chunk.extend([
                 ("object".to_owned(), json!("chat.completion.chunk")),
                 ("choices".to_owned(), json!([])),
                 ("usage".to_owned(), usage.clone()),
             ]);
-            self.usage = Some(Value::Object(chunk));
+            self.usage = Some(Value::Object(usage_chunk));
         }
         let choices = body.get_mut("choices").and_then(Value::as_array_mut).map(std::mem::take).unwrap_or_default();
         if choices.is_empty() {
-            return usage.is_none().then_some(piece);
+            return usage.is_none().then_some(chunk);
         }
-        let kept: Vec<Value> = choices.into_iter().filter_map(|c| self.choice(c, part)).collect();
-        if kept.is_empty() {
+        let remaining: Vec<Value> = choices.into_iter().filter_map(|c| self.choice(c, part)).collect();
+        if remaining.is_empty() {
             return None;
         }
-        body["choices"] = Value::Array(kept);
+        body["choices"] = Value::Array(remaining);
         Some(if part == "message" { ModelChunk::Whole(body.to_string()) } else { ModelChunk::Chunk(body.to_string()) })
     }
 
@@ -73,31 +73,32 @@ impl ToolCallFilter {
             for (i, call) in calls.iter().enumerate() {
                 let index = call["index"].as_u64().unwrap_or(i as u64);
                 match call["function"]["name"].as_str() {
-                    Some(name) if self.tools.iter().any(|t| t.name == name) => drop(self.ours.insert(index)),
-                    Some(name) if !name.is_empty() => self.theirs = true,
+                    Some(name) if self.tools.iter().any(|t| t.name == name) => drop(self.server_calls.insert(index)),
+                    Some(name) if !name.is_empty() => self.has_client_calls = true,
                     _ => {}
                 }
             }
-            let mut at = 0;
+            let mut position = 0;
             calls.retain(|call| {
-                let index = call["index"].as_u64().unwrap_or(at);
-                at += 1;
-                !self.ours.contains(&index)
+                let index = call["index"].as_u64().unwrap_or(position);
+                position += 1;
+                !self.server_calls.contains(&index)
             });
-            let empty = calls.is_empty();
-            if let (true, Value::Object(part)) = (empty, &mut choice[part]) {
+            let no_calls = calls.is_empty();
+            if let (true, Value::Object(part)) = (no_calls, &mut choice[part]) {
                 part.remove("tool_calls");
             }
         }
         // The turn continues: the tools are called, and the model is called again.
-        let ours_only = !self.ours.is_empty() && !self.theirs;
+        let only_server_calls = !self.server_calls.is_empty() && !self.has_client_calls;
         let finish = choice["finish_reason"].as_str().map(str::to_owned);
-        if ours_only && finish.is_some() {
+        if only_server_calls && finish.is_some() {
             choice["finish_reason"] = Value::Null;
         }
-        let nothing = |v: &Value| v.is_null() || v.as_str() == Some("");
-        let silent = choice[part].as_object().is_none_or(|o| o.iter().all(|(name, v)| name == "role" || nothing(v)));
-        (!(ours_only && silent)).then_some(choice)
+        let is_empty = |v: &Value| v.is_null() || v.as_str() == Some("");
+        let has_no_content =
+            choice[part].as_object().is_none_or(|o| o.iter().all(|(name, v)| name == "role" || is_empty(v)));
+        (!(only_server_calls && has_no_content)).then_some(choice)
     }
 }
 
@@ -110,34 +111,35 @@ mod tests {
     }
 
     #[test]
-    fn our_calls_are_left_out_and_the_rest_stays() {
-        let tools: Arc<[Tool]> = Arc::new([Tool { name: "ours".into(), ..Tool::default() }]);
-        let mut sift = ToolCallFilter::new(tools.clone());
+    fn server_calls_are_removed_and_the_rest_stays() {
+        let tools: Arc<[Tool]> = Arc::new([Tool { name: "server_tool".into(), ..Tool::default() }]);
+        let mut filter = ToolCallFilter::new(tools.clone());
         assert_eq!(
-            sift.pass(chunk(json!({"content": "I look."}), Value::Null)),
+            filter.pass(chunk(json!({"content": "I look."}), Value::Null)),
             Some(chunk(json!({"content": "I look."}), Value::Null))
         );
         assert_eq!(
-            sift.pass(chunk(
-                json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "ours", "arguments": ""}}]}),
+            filter.pass(chunk(
+                json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "server_tool", "arguments": ""}}]}),
                 Value::Null
             )),
             None
         );
         assert_eq!(
-            sift.pass(chunk(json!({"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}), Value::Null)),
+            filter.pass(chunk(json!({"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}), Value::Null)),
             None
         );
-        assert_eq!(sift.pass(chunk(json!({}), json!("tool_calls"))), None);
-        let mut sift = ToolCallFilter::new(tools.clone());
-        let theirs = json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "theirs", "arguments": ""}}]});
-        assert_eq!(sift.pass(chunk(theirs.clone(), Value::Null)), Some(chunk(theirs, Value::Null)));
-        assert_eq!(sift.pass(chunk(json!({}), json!("tool_calls"))), Some(chunk(json!({}), json!("tool_calls"))));
+        assert_eq!(filter.pass(chunk(json!({}), json!("tool_calls"))), None);
+        let mut filter = ToolCallFilter::new(tools.clone());
+        let client_call =
+            json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "client_tool", "arguments": ""}}]});
+        assert_eq!(filter.pass(chunk(client_call.clone(), Value::Null)), Some(chunk(client_call, Value::Null)));
+        assert_eq!(filter.pass(chunk(json!({}), json!("tool_calls"))), Some(chunk(json!({}), json!("tool_calls"))));
     }
 
     #[test]
-    fn without_tools_here_nothing_is_looked_at() {
-        let odd = ModelChunk::Chunk("odd".into());
-        assert_eq!(ToolCallFilter::new(Arc::default()).pass(odd.clone()), Some(odd));
+    fn without_server_tools_every_chunk_passes_unchanged() {
+        let malformed = ModelChunk::Chunk("odd".into());
+        assert_eq!(ToolCallFilter::new(Arc::default()).pass(malformed.clone()), Some(malformed));
     }
 }

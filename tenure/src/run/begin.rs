@@ -118,100 +118,124 @@ pub(crate) const KEYED: &str = "keyed";
 
 /// Maximum retries if a session exists but is not visible: another node may be moving it to a
 /// different id.
-const MAX_VANISHED: usize = 3;
+const MAX_INVISIBLE_RETRIES: usize = 3;
 
 impl Tenure {
     /// Begins a turn: resolves the session, waits for its turn lock, and commits the client's
     /// messages.
-    pub async fn turn(&self, who: &Principal, ask: TurnRequest) -> Result<TurnStart> {
-        self.begin_turn(who, ask, None).await
+    pub async fn turn(&self, principal: &Principal, request: TurnRequest) -> Result<TurnStart> {
+        self.begin_turn_with(principal, request, None).await
     }
 
     /// Begins a turn like [`Tenure::turn`], but sends the model request concurrently with the
     /// commit of the client's messages. No output is used before the commit succeeds; if it fails,
     /// the request is cancelled. Falls back to sequential order for new sessions, and for turns
     /// with an assistant or media (D-044).
-    pub async fn turn_asking(&self, who: &Principal, ask: TurnRequest, first: &EagerModelCall) -> Result<TurnStart> {
-        self.begin_turn(who, ask, Some(first)).await
+    pub async fn turn_asking(
+        &self,
+        principal: &Principal,
+        request: TurnRequest,
+        eager_call: &EagerModelCall,
+    ) -> Result<TurnStart> {
+        self.begin_turn_with(principal, request, Some(eager_call)).await
     }
 
-    async fn begin_turn(&self, who: &Principal, ask: TurnRequest, first: Option<&EagerModelCall>) -> Result<TurnStart> {
-        let (incoming, blobs) = self.engine.detach(&ask.messages)?;
+    async fn begin_turn_with(
+        &self,
+        principal: &Principal,
+        request: TurnRequest,
+        eager_call: Option<&EagerModelCall>,
+    ) -> Result<TurnStart> {
+        let (incoming, blobs) = self.engine.detach(&request.messages)?;
         // Requests with the same idempotency key are serialized until the first one has stored its
         // claim.
-        let _claiming = match &ask.idempotency {
-            Some((key, _)) => {
-                Some(self.shared.key_locks.enter(&place(who, key)?, OnBusy::Queue, self.limits().max_queue).await?)
-            }
+        let _key_guard = match &request.idempotency {
+            Some((key, _)) => Some(
+                self.shared.key_locks.enter(&place(principal, key)?, OnBusy::Queue, self.limits().max_queue).await?,
+            ),
             None => None,
         };
-        let claim = self.claimed(who, &ask).await?;
+        let key_record = self.claimed(principal, &request).await?;
         // A retried request waits for its first attempt. It never interrupts it and never forks the
         // session.
-        let on_busy = if claim.is_some() { OnBusy::Queue } else { ask.on_busy };
-        let fresh = || ask.idempotency.as_ref().map_or_else(SessionId::generate, |(key, body)| same_id(who, key, body));
-        let mut id = match (&claim, &ask.session) {
-            (Some(claim), _) => claim.session.clone(),
+        let on_busy = if key_record.is_some() { OnBusy::Queue } else { request.on_busy };
+        let new_id = || {
+            request.idempotency.as_ref().map_or_else(SessionId::generate, |(key, body)| same_id(principal, key, body))
+        };
+        let mut id = match (&key_record, &request.session) {
+            (Some(key_record), _) => key_record.session.clone(),
             (None, Some(id)) => id.clone(),
-            (None, None) if ask.content_matching => self.find(who, &incoming).await?.unwrap_or_else(fresh),
-            (None, None) => fresh(),
+            (None, None) if request.content_matching => self.find(principal, &incoming).await?.unwrap_or_else(new_id),
+            (None, None) => new_id(),
         };
         // The run id is derived from the request, so two nodes that receive the same request
         // concurrently use the same run.
-        let run = ask.idempotency.as_ref().map_or_else(RunId::generate, |(key, body)| same_run(who, key, body));
-        let (mut tries, mut waited, mut redo) = (0, Duration::ZERO, false);
-        let mut vanished = 0;
-        while tries <= self.limits().max_retries {
-            let key = who.key(&id);
+        let run =
+            request.idempotency.as_ref().map_or_else(RunId::generate, |(key, body)| same_run(principal, key, body));
+        let mut attempts = 0;
+        let mut waited = Duration::ZERO;
+        let mut redo = false;
+        let mut invisible_retries = 0;
+        while attempts <= self.limits().max_retries {
+            let key = principal.key(&id);
             let max = self.limits().max_queue;
-            let pass = match self.shared.turn_locks.enter_telling(&key, on_busy, max, || ask.tell_queued()).await? {
-                Admission::Pass(pass) => pass,
-                Admission::Branch(before) => {
-                    id = self.fork(who, &id, Point::Position(before), None).await?.info.session_id;
-                    tries += 1;
-                    continue;
-                }
-            };
-            let claim = self.claimed(who, &ask).await?;
-            if let Some(claim) = &claim
-                && let Some(replay) = self.answer_of(who, claim).await?
+            let turn_guard =
+                match self.shared.turn_locks.enter_telling(&key, on_busy, max, || request.tell_queued()).await? {
+                    Admission::Pass(turn_guard) => turn_guard,
+                    Admission::Branch(before) => {
+                        id = self.fork(principal, &id, Point::Position(before), None).await?.info.session_id;
+                        attempts += 1;
+                        continue;
+                    }
+                };
+            let key_record = self.claimed(principal, &request).await?;
+            if let Some(key_record) = &key_record
+                && let Some(replay) = self.answer_of(principal, key_record).await?
             {
                 return Ok(TurnStart::Before { session_id: id, run, replay });
             }
-            let opening_at = self.now();
-            let has_waited = pass.has_waited() || !waited.is_zero();
-            let beside = SpeculativeSlot::default();
-            let opening = TurnPlan { ask: &ask, incoming: &incoming, has_waited, run: &run, redo, first, beside };
-            if let (Some((key, body)), None) = (&ask.idempotency, &claim) {
+            let started_at = self.now();
+            let has_waited = turn_guard.has_waited() || !waited.is_zero();
+            let speculative_slot = SpeculativeSlot::default();
+            let turn_plan = TurnPlan {
+                request: &request,
+                incoming: &incoming,
+                has_waited,
+                run: &run,
+                redo,
+                eager_call,
+                speculative_slot,
+            };
+            if let (Some((key, body)), None) = (&request.idempotency, &key_record) {
                 self.remember_key(
-                    who,
+                    principal,
                     key,
                     IdempotencyRecord { body: body.clone(), session: id.clone(), run: run.clone() },
                 )
                 .await?;
             }
-            let open = async {
-                match self.open_turn(who, &id, &opening, &blobs).await {
-                    Err(Error::NotFound { .. }) => self.open_fresh(who, &id, &opening, &blobs).await,
+            let commit = async {
+                match self.commit_turn(principal, &id, &turn_plan, &blobs).await {
+                    Err(Error::NotFound { .. }) => self.commit_first_turn(principal, &id, &turn_plan, &blobs).await,
                     other => other,
                 }
             };
-            let opened = match opening.beside.during(open).await {
-                Ok(opened) => opened,
+            let committed = match turn_plan.speculative_slot.during(commit).await {
+                Ok(committed) => committed,
                 // Another node is working on the session. If it executes this very request, wait
                 // for it; never interrupt or fork.
                 Err(e @ Error::Busy { .. }) => {
-                    drop(pass);
+                    drop(turn_guard);
                     if matches!(on_busy, OnBusy::Queue | OnBusy::Interrupt) {
-                        ask.tell_queued();
+                        request.tell_queued();
                     }
-                    let same = self.head(who, &id).await.is_ok_and(|h| h.run.as_ref() == Some(&run));
+                    let is_same_run = self.head(principal, &id).await.is_ok_and(|h| h.run.as_ref() == Some(&run));
                     match on_busy {
-                        OnBusy::Queue => self.wait_for(&key, &mut waited).await?,
-                        _ if same => self.wait_for(&key, &mut waited).await?,
+                        OnBusy::Queue => self.wait_for_release(&key, &mut waited).await?,
+                        _ if is_same_run => self.wait_for_release(&key, &mut waited).await?,
                         OnBusy::Branch => {
-                            let before = self.head(who, &id).await?.mark.turns.saturating_sub(1);
-                            id = self.fork(who, &id, Point::Turn(before), None).await?.info.session_id;
+                            let before = self.head(principal, &id).await?.mark.turns.saturating_sub(1);
+                            id = self.fork(principal, &id, Point::Turn(before), None).await?.info.session_id;
                         }
                         _ => return Err(e),
                     }
@@ -224,15 +248,15 @@ impl Tenure {
                 }
                 // The session was found by content and has been deleted since. The request did not
                 // name it, so a new one is started.
-                Err(Error::Gone { status: "deleted", .. }) if ask.session.is_none() && claim.is_none() => {
+                Err(Error::Gone { status: "deleted", .. }) if request.session.is_none() && key_record.is_none() => {
                     id = SessionId::generate();
-                    tries += 1;
+                    attempts += 1;
                     continue;
                 }
                 Err(Error::Gone { status, session_id }) => {
-                    match self.reopen(who, &session_id, status, ask.on_expired).await {
+                    match self.handle_expired(principal, &session_id, status, request.on_expired).await {
                         // Another node has just moved the session to a different id.
-                        Ok(()) | Err(Error::NotFound { .. }) => tries += 1,
+                        Ok(()) | Err(Error::NotFound { .. }) => attempts += 1,
                         Err(e) => return Err(e),
                     }
                     continue;
@@ -240,99 +264,104 @@ impl Tenure {
                 // The session was created concurrently, has been moved by another node, or belongs
                 // to a different user. Reading its head tells which.
                 Err(Error::Exists { session_id }) => {
-                    match self.head(who, &session_id).await {
+                    match self.head(principal, &session_id).await {
                         Ok(_) => {}
-                        Err(Error::NotFound { .. }) if vanished < MAX_VANISHED => vanished += 1,
+                        Err(Error::NotFound { .. }) if invisible_retries < MAX_INVISIBLE_RETRIES => {
+                            invisible_retries += 1
+                        }
                         Err(e) => return Err(e),
                     }
-                    tries += 1;
+                    attempts += 1;
                     continue;
                 }
                 Err(e) => return Err(e),
             };
-            let asking = opening.beside;
-            pass.began(opened.before, &run);
-            let started_at = opening_at;
-            let recalled = self.recollect(who, &id, opened.assistant.as_deref(), &opened.messages).await;
-            let assistant = self.assistant_of(who, opened.assistant.or_else(|| ask.assistant.clone())).await?;
-            let block = recalled.as_ref().map(|r| &r.block);
-            let messages = match opened.goes_on {
-                true => Vec::new(),
-                false => with_block(self.prompt(&who.tenant, assistant.as_deref(), opened.messages).await?, block),
+            let speculative_call = turn_plan.speculative_slot;
+            turn_guard.began(committed.messages_before, &run);
+            let memory_injection =
+                self.recollect(principal, &id, committed.assistant.as_deref(), &committed.messages).await;
+            let assistant =
+                self.assistant_of(principal, committed.assistant.or_else(|| request.assistant.clone())).await?;
+            let block = memory_injection.as_ref().map(|r| &r.block);
+            let messages = if committed.resumes {
+                Vec::new()
+            } else {
+                with_block(self.prompt(&principal.tenant, assistant.as_deref(), committed.messages).await?, block)
             };
-            let (tenure, who, remember) = (self.clone(), who.clone(), ask.idempotency.is_some());
-            let (asked, mut spliced, detail) = (opened.asked, opened.spliced, ask.detail);
-            let (model, overlay) = (ask.model, opened.overlay);
-            spliced.memories = recalled.as_ref().map(|r| r.told.clone()).unwrap_or_default();
-            let session_id = id;
-            let turn = OpenRun {
-                tenure,
-                who,
-                pass,
-                remember,
-                asked,
+            let mut reconcile_report = committed.reconcile_report;
+            reconcile_report.memories = memory_injection.as_ref().map(|r| r.told.clone()).unwrap_or_default();
+            let open_run = OpenRun {
+                tenure: self.clone(),
+                who: principal.clone(),
+                pass: turn_guard,
+                remember: request.idempotency.is_some(),
+                asked: committed.input_seq,
                 assistant,
-                model,
-                overlay,
-                session_id,
+                model: request.model,
+                overlay: committed.overlay,
+                session_id: id,
                 run,
-                spliced,
+                spliced: reconcile_report,
                 messages,
-                detail,
+                detail: request.detail,
                 started_at,
                 claimed_at: started_at,
-                recalled,
-                asking,
+                recalled: memory_injection,
+                asking: speculative_call,
             };
-            return Ok(TurnStart::Turn(Box::new(turn)));
+            return Ok(TurnStart::Turn(Box::new(open_run)));
         }
         Err(Error::Conflict { session_id: id, expected: 0 })
     }
 
     /// Finds the run that was started by a request with this idempotency key and body. `None` if
     /// there is none, or if it no longer exists.
-    pub async fn started(&self, who: &Principal, key: &str, body: &str) -> Result<Option<(SessionId, RunId)>> {
-        let ask = TurnRequest { idempotency: Some((key.to_owned(), body.to_owned())), ..TurnRequest::default() };
-        let Some(claim) = self.claimed(who, &ask).await? else { return Ok(None) };
-        match self.run(who, &claim.session, &claim.run).await {
-            Ok(_) => Ok(Some((claim.session, claim.run))),
+    pub async fn started(&self, principal: &Principal, key: &str, body: &str) -> Result<Option<(SessionId, RunId)>> {
+        let request = TurnRequest { idempotency: Some((key.to_owned(), body.to_owned())), ..TurnRequest::default() };
+        let Some(key_record) = self.claimed(principal, &request).await? else { return Ok(None) };
+        match self.run(principal, &key_record.session, &key_record.run).await {
+            Ok(_) => Ok(Some((key_record.session, key_record.run))),
             Err(Error::NotFound { .. } | Error::NoSuchRun { .. } | Error::Gone { .. }) => Ok(None),
             Err(e) => Err(e),
         }
     }
 
     /// Returns the prompt that a model would be sent for this request, without persisting anything.
-    pub async fn preview(&self, who: &Principal, ask: &TurnRequest) -> Result<Vec<Message>> {
-        self.engine.detach(&ask.messages)?; // checks the size limits
-        let session = match &ask.session {
-            Some(id) => match self.load(who, id).await {
+    pub async fn preview(&self, principal: &Principal, request: &TurnRequest) -> Result<Vec<Message>> {
+        self.engine.detach(&request.messages)?; // checks the size limits
+        let session = match &request.session {
+            Some(id) => match self.load(principal, id).await {
                 Ok(session) => Some(session),
                 Err(Error::NotFound { .. }) => None,
-                Err(Error::Gone { status: "expired", .. }) if ask.on_expired == OnExpired::Fresh => None,
-                Err(Error::Gone { status: "expired", .. }) if ask.on_expired == OnExpired::Restore => {
-                    Some(self.load_any(who, id).await?)
+                Err(Error::Gone { status: "expired", .. }) if request.on_expired == OnExpired::Fresh => None,
+                Err(Error::Gone { status: "expired", .. }) if request.on_expired == OnExpired::Restore => {
+                    Some(self.load_any(principal, id).await?)
                 }
                 Err(e) => return Err(e),
             },
             None => None,
         };
-        let assistant = session.as_ref().and_then(|s| s.assistant.clone()).or_else(|| ask.assistant.clone());
-        let assistant = self.assistant_of(who, assistant).await?;
+        let assistant = session.as_ref().and_then(|s| s.assistant.clone()).or_else(|| request.assistant.clone());
+        let assistant = self.assistant_of(principal, assistant).await?;
         let mut messages: Vec<Message> = instructions(assistant.as_deref()).collect();
         let Some(session) = session else {
-            messages.extend(ask.messages.iter().cloned());
+            messages.extend(request.messages.iter().cloned());
             return Ok(messages);
         };
-        let policy = self.policy(&who.tenant, session.assistant.as_deref());
-        let plan = reconcile(&session, &ask.incoming(&ask.messages, policy.history, false));
-        messages.extend(shown_after(&session, &plan, &policy.window));
+        let policy = self.policy(&principal.tenant, session.assistant.as_deref());
+        let plan = reconcile(&session, &request.incoming(&request.messages, policy.history, false));
+        messages.extend(prompt_after(&session, &plan, &policy.window));
         Ok(messages)
     }
 
     /// Loads an assistant by its name, if one is given.
-    pub(crate) async fn assistant_of(&self, who: &Principal, name: Option<String>) -> Result<Option<Arc<Assistant>>> {
+    pub(crate) async fn assistant_of(
+        &self,
+        principal: &Principal,
+        name: Option<String>,
+    ) -> Result<Option<Arc<Assistant>>> {
         match name {
-            Some(name) => self.assistant(who, &name).await,
+            Some(name) => self.assistant(principal, &name).await,
             None => Ok(None),
         }
     }
@@ -343,14 +372,15 @@ impl Tenure {
         &self,
         tenant: &Tenant,
         assistant: Option<&Assistant>,
-        said: Vec<Message>,
+        history: Vec<Message>,
     ) -> Result<Vec<Message>> {
         let mut messages: Vec<Message> = instructions(assistant).collect();
-        messages.reserve(said.len());
-        for message in said {
-            messages.push(match message.cuts().is_empty() {
-                true => message,
-                false => self.engine.attach_message(tenant, &message).await?,
+        messages.reserve(history.len());
+        for message in history {
+            messages.push(if message.cuts().is_empty() {
+                message
+            } else {
+                self.engine.attach_message(tenant, &message).await?
             });
         }
         Ok(messages)
@@ -358,10 +388,10 @@ impl Tenure {
 
     /// Waits for another node to release a session: for a change notification, or with backoff from
     /// 20 ms to 500 ms. Returns [`Error::Busy`] once the total exceeds `max_wait`.
-    async fn wait_for(&self, key: &SessionKey, waited: &mut Duration) -> Result<()> {
-        let pause = (*waited / 4).clamp(Duration::from_millis(20), Duration::from_millis(500));
-        *waited += pause;
-        if *waited > self.limits().max_wait {
+    async fn wait_for_release(&self, key: &SessionKey, total_wait: &mut Duration) -> Result<()> {
+        let pause = (*total_wait / 4).clamp(Duration::from_millis(20), Duration::from_millis(500));
+        *total_wait += pause;
+        if *total_wait > self.limits().max_wait {
             return Err(Error::Busy { session_id: key.session.clone() });
         }
         let watch = self.engine.watch(key);
@@ -371,58 +401,67 @@ impl Tenure {
 
     /// Restores an expired session, or moves it to another id so that a new one can start (D-018).
     /// A deleted session stays as it is (D-019).
-    async fn reopen(&self, who: &Principal, id: &SessionId, status: &'static str, rule: OnExpired) -> Result<()> {
-        match (status, rule) {
+    async fn handle_expired(
+        &self,
+        principal: &Principal,
+        id: &SessionId,
+        status: &'static str,
+        policy: OnExpired,
+    ) -> Result<()> {
+        match (status, policy) {
             ("deleted", _) | (_, OnExpired::Reject) => Err(Error::Gone { session_id: id.clone(), status }),
-            (_, OnExpired::Restore) => self.restore(who, id).await.map(drop),
-            (_, OnExpired::Fresh) => self.archive(who, id).await,
+            (_, OnExpired::Restore) => self.restore(principal, id).await.map(drop),
+            (_, OnExpired::Fresh) => self.archive(principal, id).await,
         }
     }
 
-    async fn open_turn(
+    async fn commit_turn(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
-        opening: &TurnPlan<'_>,
+        turn_plan: &TurnPlan<'_>,
         blobs: &[Blob],
     ) -> Result<CommittedTurn> {
-        self.write(who, id, Depth::Session, |state, now| {
+        self.write(principal, id, Depth::Session, |state, now| {
             let session = self.engine.whole_ref(state, id)?;
             self.engine.check_active(session)?;
-            if opening.is_done(session) {
+            if turn_plan.is_completed(session) {
                 return Err(Error::Conflict { session_id: id.clone(), expected: session.seq });
             }
-            opening.check_assistant(session)?;
+            turn_plan.check_assistant(session)?;
             let history = self.policy(&session.tenant, session.assistant.as_deref()).history;
-            let plan = opening.plan(session, history, blobs);
+            let plan = turn_plan.plan(session, history, blobs);
             let mut entries: Vec<Entry> =
-                self.step_in(session, opening.run, opening.ask.on_busy, now)?.into_iter().collect();
-            let mut cut = Vec::new();
+                self.step_in(session, turn_plan.run, turn_plan.request.on_busy, now)?.into_iter().collect();
+            let mut discarded = Vec::new();
             if plan.keep < session.messages.len() {
                 let (entry, messages) = crate::rules::checkpoint::rewound(session, plan.keep);
                 entries.push(entry);
-                cut = messages;
+                discarded = messages;
             }
-            let first = session.seq + 1 + entries.len() as Seq;
-            entries.extend(plan.posts(first).into_iter().map(Entry::Message));
-            let asked = match plan.append.is_empty() {
-                true => session.messages[..plan.keep].last().map_or(0, |m| m.seq),
-                false => session.seq + entries.len() as Seq,
+            let first_seq = session.seq + 1 + entries.len() as Seq;
+            entries.extend(plan.posts(first_seq).into_iter().map(Entry::Message));
+            let input_seq = if plan.append.is_empty() {
+                session.messages[..plan.keep].last().map_or(0, |m| m.seq)
+            } else {
+                session.seq + entries.len() as Seq
             };
-            let (goes_on, claim) = (opening.goes_on(session), self.claim(now));
-            entries.push(match session.head().run.as_ref() == Some(opening.run) {
-                true => Entry::RunClaimed { run: opening.run.clone(), claim },
-                false => opening.started(claim),
+            let resumes = turn_plan.resumes_run(session);
+            let claim = self.claim(now);
+            entries.push(if session.head().run.as_ref() == Some(turn_plan.run) {
+                Entry::RunClaimed { run: turn_plan.run.clone(), claim }
+            } else {
+                turn_plan.run_started_entry(claim)
             });
-            let asked = if goes_on { 0 } else { asked };
-            let opened = CommittedTurn { goes_on, ..self.opened(session, &plan, asked) };
-            opened.check()?;
-            self.ask_beside(who, opening, &opened);
-            let mut draft = PendingCommit::new(entries, opened);
-            let used: Vec<_> = plan.append.iter().flat_map(|p| p.message.cuts()).map(|c| c.id).collect();
-            draft.blobs = blobs.iter().filter(|b| used.contains(&b.id)).cloned().collect();
-            draft.cut = cut;
-            Ok(draft)
+            let input_seq = if resumes { 0 } else { input_seq };
+            let committed = CommittedTurn { resumes, ..self.committed_turn(session, &plan, input_seq) };
+            committed.check()?;
+            self.start_speculative_call(principal, turn_plan, &committed);
+            let mut pending = PendingCommit::new(entries, committed);
+            let used_blobs: Vec<_> = plan.append.iter().flat_map(|p| p.message.cuts()).map(|c| c.id).collect();
+            pending.blobs = blobs.iter().filter(|b| used_blobs.contains(&b.id)).cloned().collect();
+            pending.cut = discarded;
+            Ok(pending)
         })
         .await
     }
@@ -433,88 +472,93 @@ impl Tenure {
     pub(crate) fn step_in(
         &self,
         session: &Session,
-        by: &RunId,
+        new_run: &RunId,
         on_busy: OnBusy,
         now: Timestamp,
     ) -> Result<Option<Entry>> {
         let Some(run) = session.head().run.clone() else { return Ok(None) };
         let lease = session.head().lease.as_ref().filter(|l| l.node != self.node());
-        let lasting = session.run(&run).is_some_and(|r| r.detail.contains_key("model"));
-        let at_work = lease.is_some_and(|l| match lasting {
+        let is_resumable = session.run(&run).is_some_and(|r| r.detail.contains_key("model"));
+        let is_active = lease.is_some_and(|l| {
             // A run that records its model is resumable: other nodes get one more lease duration to
             // take it over (D-043).
-            true => !self.is_free(l, now.saturating_sub(self.lease()).unwrap_or(now)),
-            false => !self.is_free(l, now),
+            if is_resumable {
+                !self.is_free(l, now.saturating_sub(self.lease()).unwrap_or(now))
+            } else {
+                !self.is_free(l, now)
+            }
         });
         // The same request, executed by another node, must not be interrupted by its own retry.
-        let same = run == *by;
-        if at_work && (same || on_busy != OnBusy::Interrupt) {
+        let is_same_run = run == *new_run;
+        if is_active && (is_same_run || on_busy != OnBusy::Interrupt) {
             return Err(Error::Busy { session_id: session.info.session_id.clone() });
         }
-        if same {
+        if is_same_run {
             return Ok(None);
         }
-        let (outcome, error, code) = match at_work {
-            true => (RunOutcome::Cancelled, "another request interrupted it", "interrupted"),
-            false => (RunOutcome::Failed, "the node that worked on it has stopped", "abandoned"),
+        let (outcome, error, code) = if is_active {
+            (RunOutcome::Cancelled, "the run was interrupted by another request", "interrupted")
+        } else {
+            (RunOutcome::Failed, "the node that executed the run has stopped", "abandoned")
         };
         Ok(Some(Entry::RunEnded { run, outcome, error: Some(error.to_owned()), code: Some(code.to_owned()) }))
     }
 
     /// Begins the first turn of a session: creation, messages and run start are one commit.
-    async fn open_fresh(
+    async fn commit_first_turn(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
-        opening: &TurnPlan<'_>,
+        turn_plan: &TurnPlan<'_>,
         blobs: &[Blob],
     ) -> Result<CommittedTurn> {
-        let (key, now) = (who.key(id), self.now());
-        let mut created = SessionCreated { user: who.user.clone(), ..SessionCreated::default() };
-        created.assistant = opening.ask.assistant.clone();
+        let key = principal.key(id);
+        let now = self.now();
+        let mut created = SessionCreated { user: principal.user.clone(), ..SessionCreated::default() };
+        created.assistant = turn_plan.request.assistant.clone();
         self.engine.check_info(&created)?;
         let first = Record { seq: 1, at: now, entry: Entry::created(created) };
-        let Some(head) = Head::begin(&key, &first) else { return Err(Error::invalid("session", "not a session")) };
+        let Some(head) = Head::begin(&key, &first) else {
+            return Err(Error::invalid("session", "the first record does not create a session"));
+        };
         let empty = Session::empty(head);
-        let plan = opening.plan(&empty, None, blobs);
-        let asked = if plan.append.is_empty() { 0 } else { 1 + plan.append.len() as Seq };
+        let plan = turn_plan.plan(&empty, None, blobs);
+        let input_seq = if plan.append.is_empty() { 0 } else { 1 + plan.append.len() as Seq };
         let posts = plan.posts(2).into_iter().map(Entry::Message);
-        let more = (2..).zip(posts.chain([opening.started(self.claim(now))])).map(|(seq, entry)| Record {
-            seq,
-            at: now,
-            entry,
-        });
-        let opened = self.opened(&empty, &plan, asked);
-        opened.check()?;
+        let later_records = (2..)
+            .zip(posts.chain([turn_plan.run_started_entry(self.claim(now))]))
+            .map(|(seq, entry)| Record { seq, at: now, entry });
+        let committed = self.committed_turn(&empty, &plan, input_seq);
+        committed.check()?;
         // The model is not called speculatively here: the id may turn out to belong to a different
         // user.
-        let more: Vec<Record> = more.collect();
-        self.engine.reserve_session(who, more.iter()).await?;
-        self.engine.begin_with(&key, &first, more, blobs.to_vec()).await?;
-        Ok(opened)
+        let later_records: Vec<Record> = later_records.collect();
+        self.engine.reserve_session(principal, later_records.iter()).await?;
+        self.engine.begin_with(&key, &first, later_records, blobs.to_vec()).await?;
+        Ok(committed)
     }
 
     /// Starts a speculative model request that runs concurrently with the commit, if the prompt is
     /// already final: no assistant, no media, no memories, and not a resumed run (D-044).
-    fn ask_beside(&self, who: &Principal, opening: &TurnPlan<'_>, opened: &CommittedTurn) {
-        let Some(first) = opening.first else { return };
-        let assisted = opened.assistant.is_some() || opening.ask.assistant.is_some();
-        let whole = opened.messages.iter().all(|m| m.cuts().is_empty());
-        if !assisted && whole && !opened.goes_on && !self.tells(&who.tenant, None) {
-            opening.beside.set(first.ask(opened.messages.clone()));
+    fn start_speculative_call(&self, principal: &Principal, turn_plan: &TurnPlan<'_>, committed: &CommittedTurn) {
+        let Some(eager_call) = turn_plan.eager_call else { return };
+        let has_assistant = committed.assistant.is_some() || turn_plan.request.assistant.is_some();
+        let without_media = committed.messages.iter().all(|m| m.cuts().is_empty());
+        if !has_assistant && without_media && !committed.resumes && !self.tells(&principal.tenant, None) {
+            turn_plan.speculative_slot.set(eager_call.ask(committed.messages.clone()));
         }
     }
 
-    fn opened(&self, session: &Session, plan: &ReconcilePlan, asked: Seq) -> CommittedTurn {
+    fn committed_turn(&self, session: &Session, plan: &ReconcilePlan, input_seq: Seq) -> CommittedTurn {
         let window = self.policy(&session.tenant, session.assistant.as_deref()).window;
         CommittedTurn {
-            goes_on: false,
-            before: plan.keep.min(session.messages.len()),
-            asked,
+            resumes: false,
+            messages_before: plan.keep.min(session.messages.len()),
+            input_seq,
             assistant: session.assistant.clone(),
-            messages: shown_after(session, plan, &window),
+            messages: prompt_after(session, plan, &window),
             overlay: plan.overlay.clone(),
-            spliced: ReconcileReport {
+            reconcile_report: ReconcileReport {
                 matched: plan.matched,
                 spliced: plan.spliced,
                 rewound: plan.rewound,
@@ -534,7 +578,7 @@ fn instructions(assistant: Option<&Assistant>) -> impl Iterator<Item = Message> 
 
 /// The input for opening a turn.
 struct TurnPlan<'a> {
-    ask: &'a TurnRequest,
+    request: &'a TurnRequest,
     incoming: &'a [Message],
     /// Whether the request had to wait for the session's turn lock or for another node.
     has_waited: bool,
@@ -543,31 +587,34 @@ struct TurnPlan<'a> {
     /// available.
     redo: bool,
     /// The model to call speculatively, and the slot for that request.
-    first: Option<&'a EagerModelCall>,
-    beside: SpeculativeSlot,
+    eager_call: Option<&'a EagerModelCall>,
+    speculative_slot: SpeculativeSlot,
 }
 
 /// A turn whose start is committed.
 struct CommittedTurn {
     /// Whether the run was started earlier (by a previous attempt or another node) and resumes from
     /// its stored state.
-    goes_on: bool,
-    before: usize,
-    asked: Seq,
+    resumes: bool,
+    messages_before: usize,
+    input_seq: Seq,
     assistant: Option<String>,
     messages: Vec<Message>,
     overlay: Overlay,
-    spliced: ReconcileReport,
+    reconcile_report: ReconcileReport,
 }
 
 impl CommittedTurn {
     /// Rejects a turn with an empty prompt.
     fn check(&self) -> Result<()> {
-        if self.goes_on || !self.messages.is_empty() {
+        if self.resumes || !self.messages.is_empty() {
             return Ok(());
         }
-        let ids = self.spliced.orphans.iter().take(3).map(excerpt).collect::<Vec<_>>();
-        let message = format!("there is nothing to answer: no tool call {} is known here", ids.join(", "));
+        let ids = self.reconcile_report.orphans.iter().take(3).map(excerpt).collect::<Vec<_>>();
+        let message = format!(
+            "nothing to answer: the tool call ids {} are not known in this session; send the tool results to the session that made the calls, or send a user message",
+            ids.join(", ")
+        );
         Err(Error::invalid("messages", message))
     }
 }
@@ -575,10 +622,10 @@ impl CommittedTurn {
 impl TurnPlan<'_> {
     /// Rejects a request for a different assistant: a session belongs to one assistant.
     fn check_assistant(&self, session: &Session) -> Result<()> {
-        match (&self.ask.assistant, &session.assistant) {
-            (Some(asked), own) if own.as_ref() != Some(asked) => Err(Error::OtherAssistant {
+        match (&self.request.assistant, &session.assistant) {
+            (Some(requested), own) if own.as_ref() != Some(requested) => Err(Error::OtherAssistant {
                 session_id: session.info.session_id.clone(),
-                asked: asked.clone(),
+                asked: requested.clone(),
                 own: own.clone(),
             }),
             _ => Ok(()),
@@ -586,23 +633,23 @@ impl TurnPlan<'_> {
     }
 
     /// Returns true if another node has completed this request in the meantime.
-    fn is_done(&self, session: &Session) -> bool {
+    fn is_completed(&self, session: &Session) -> bool {
         let completed = |r: &Run| r.id == *self.run && r.ended.is_some_and(|(_, o)| o == RunOutcome::Completed);
         !self.redo && session.runs.last().is_some_and(completed)
     }
 
     /// Returns true if this request was attempted before and its run is still open or has started
     /// tool calls. Such a run is resumed, so that no tool call is executed twice.
-    fn goes_on(&self, session: &Session) -> bool {
-        let mut same = session.runs.iter().rev().take_while(|r| r.id == *self.run);
-        session.head().run.as_ref() == Some(self.run) || same.any(|r| !r.tools_started.is_empty())
+    fn resumes_run(&self, session: &Session) -> bool {
+        let mut attempts = session.runs.iter().rev().take_while(|r| r.id == *self.run);
+        session.head().run.as_ref() == Some(self.run) || attempts.any(|r| !r.tools_started.is_empty())
     }
 
     fn plan(&self, session: &Session, assistant: Option<HistoryMode>, blobs: &[Blob]) -> ReconcilePlan {
-        let mut plan = reconcile(session, &self.ask.incoming(self.incoming, assistant, self.has_waited));
+        let mut plan = reconcile(session, &self.request.incoming(self.incoming, assistant, self.has_waited));
         let stored = &session.messages;
         let matched = self.incoming.iter().filter(|m| !m.role().instructs()).count();
-        if self.goes_on(session) {
+        if self.resumes_run(session) {
             return ReconcilePlan { keep: stored.len(), matched, ..ReconcilePlan::default() };
         }
         if session.runs.last().is_some_and(|r| r.id == *self.run) {
@@ -615,9 +662,9 @@ impl TurnPlan<'_> {
         plan
     }
 
-    fn started(&self, claim: crate::types::entry::LeaseClaim) -> Entry {
-        let mut detail = self.ask.detail.clone();
-        if self.ask.idempotency.is_some() {
+    fn run_started_entry(&self, claim: crate::types::entry::LeaseClaim) -> Entry {
+        let mut detail = self.request.detail.clone();
+        if self.request.idempotency.is_some() {
             detail.insert(KEYED.to_owned(), Value::Bool(true));
         }
         Entry::RunStarted { run: self.run.clone(), claim: Some(claim), detail }
@@ -625,10 +672,11 @@ impl TurnPlan<'_> {
 }
 
 /// Builds the prompt as it will be once the plan is applied to the session.
-fn shown_after(session: &Session, plan: &ReconcilePlan, window: &Window) -> Vec<Message> {
-    let first = session.seq + 1;
-    let new = (first..).zip(plan.posts(first));
-    let new: Vec<StoredMessage> = new.map(|(seq, post)| StoredMessage::new(seq, Timestamp::UNIX_EPOCH, post)).collect();
-    let all = session.messages[..plan.keep].iter().chain(&new);
+fn prompt_after(session: &Session, plan: &ReconcilePlan, window: &Window) -> Vec<Message> {
+    let first_seq = session.seq + 1;
+    let new_messages = (first_seq..).zip(plan.posts(first_seq));
+    let new_messages: Vec<StoredMessage> =
+        new_messages.map(|(seq, post)| StoredMessage::new(seq, Timestamp::UNIX_EPOCH, post)).collect();
+    let all = session.messages[..plan.keep].iter().chain(&new_messages);
     shown_with(all, &session.reviews, &session.summaries, window, &plan.overlay)
 }

@@ -38,66 +38,69 @@ impl Tenure {
     ///
     /// Turns can run concurrently (D-068). If summarized messages are discarded in the meantime,
     /// nothing is stored and [`Error::Superseded`] is returned. A long history is summarized in
-    /// pieces; pieces completed before a failure stay stored (D-070).
+    /// parts; parts completed before a failure stay stored (D-070).
     pub async fn compact(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
         model: &dyn Model,
         options: RawObject,
         keep: Option<usize>,
     ) -> Result<CompactionResult, TurnError> {
         let on_busy = if keep.is_some() { OnBusy::Queue } else { OnBusy::Reject };
-        let _one = self.shared.compaction_locks.enter(&who.key(id), on_busy, self.limits().max_queue).await?;
-        let (mut goal, mut messages) = (None, 0);
+        let _compaction_guard =
+            self.shared.compaction_locks.enter(&principal.key(id), on_busy, self.limits().max_queue).await?;
+        let mut goal = None;
+        let mut messages = 0;
         loop {
-            let session = self.engine.shared(who, id).await?;
+            let session = self.engine.shared(principal, id).await?;
             let window = self.policy(&session.tenant, session.assistant.as_deref()).window;
             goal = goal.or_else(|| summary::goal(&session, &window, keep));
-            let Some(piece) = goal.and_then(|goal| summary::piece(&session, &window, goal)) else {
+            let Some(part) = goal.and_then(|goal| summary::piece(&session, &window, goal)) else {
                 return Ok(CompactionResult { seq: session.seq, messages, summary: session.summary().cloned() });
             };
-            let began = session.info.created_at;
+            let created_at = session.info.created_at;
             // Release the shared session: a writer would have to copy it while it is referenced
             // here.
             drop(session);
-            let done = async {
-                let text = ask(model, &piece, options.clone()).await?;
-                let message = summary::message(&text, piece.room);
-                let message = message.ok_or_else(|| ModelError::Broken { why: "it gave no summary".into() })?;
-                Ok::<_, TurnError>(self.keep_summary(who, id, began, &piece, message).await?)
+            let result = async {
+                let text = request_summary(model, &part, options.clone()).await?;
+                let message = summary::message(&text, part.room);
+                let message =
+                    message.ok_or_else(|| ModelError::Broken { why: "the model returned no summary".into() })?;
+                Ok::<_, TurnError>(self.store_summary(principal, id, created_at, &part, message).await?)
             };
-            let done = done.await;
-            let outcome = if done.is_ok() { "written" } else { "failed" };
+            let result = result.await;
+            let outcome = if result.is_ok() { "written" } else { "failed" };
             metrics::counter!("tenure_summaries_total", "outcome" => outcome).increment(1);
-            done?;
-            messages += piece.messages;
+            result?;
+            messages += part.messages;
         }
     }
 
-    async fn keep_summary(
+    async fn store_summary(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
-        began: Timestamp,
-        piece: &SummaryPart,
+        created_at: Timestamp,
+        part: &SummaryPart,
         message: Message,
     ) -> Result<()> {
-        self.write(who, id, Depth::Session, |state, _| {
+        self.write(principal, id, Depth::Session, |state, _| {
             let session = self.engine.whole_ref(state, id)?;
             self.engine.check_live(session)?;
-            if session.info.created_at != began || !piece.fits(session) {
+            if session.info.created_at != created_at || !part.fits(session) {
                 return Err(Error::Superseded { session_id: id.clone() });
             }
-            Ok(PendingCommit::new(vec![Entry::Compacted { upto: piece.upto, summary: Some(message.clone()) }], ()))
+            Ok(PendingCommit::new(vec![Entry::Compacted { upto: part.upto, summary: Some(message.clone()) }], ()))
         })
         .await
     }
 
     /// Removes a session's summary: prompts contain the messages again, up to the window. No new
     /// summary is written until one is requested explicitly (D-069).
-    pub async fn uncompact(&self, who: &Principal, id: &SessionId) -> Result<Head> {
-        self.write(who, id, Depth::Session, |state, now| {
+    pub async fn uncompact(&self, principal: &Principal, id: &SessionId) -> Result<Head> {
+        self.write(principal, id, Depth::Session, |state, now| {
             let session = self.engine.whole_ref(state, id)?;
             self.engine.check_live(session)?;
             let mut head = session.head().clone();
@@ -112,12 +115,13 @@ impl Tenure {
     }
 }
 
-/// Requests a summary of one piece from the model.
-async fn ask(model: &dyn Model, piece: &SummaryPart, options: RawObject) -> Result<String, ModelError> {
-    let prompt = Prompt { messages: piece.prompt.clone(), options, stream: false };
-    let (mut answer, mut pieces) = (ModelAnswer::default(), model.ask(prompt).await?);
-    while let Some(part) = std::future::poll_fn(|cx| pieces.as_mut().poll_next(cx)).await {
-        answer.take(&part?)?;
+/// Requests a summary of one part from the model.
+async fn request_summary(model: &dyn Model, part: &SummaryPart, options: RawObject) -> Result<String, ModelError> {
+    let prompt = Prompt { messages: part.prompt.clone(), options, stream: false };
+    let mut answer = ModelAnswer::default();
+    let mut chunks = model.ask(prompt).await?;
+    while let Some(chunk) = std::future::poll_fn(|cx| chunks.as_mut().poll_next(cx)).await {
+        answer.take(&chunk?)?;
     }
     Ok(answer.message().map(|m| m.text()).unwrap_or_default())
 }

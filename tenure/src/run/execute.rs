@@ -53,37 +53,40 @@ impl OpenRun {
     /// listener that disconnects does not stop the run (D-049).
     pub async fn run(
         self,
-        hands: Executors<'_>,
+        executors: Executors<'_>,
         options: RawObject,
         stream: bool,
         listener: Option<mpsc::Sender<RunEvent>>,
     ) -> Result<TurnOutcome, TurnError> {
-        let listened = listener.is_some();
-        let (mut work, mut pass) = Execution::new(self, hands, options, stream, listener);
-        let (tenure, who) = (work.tenure.clone(), work.who.clone());
-        let (id, run, time) = (work.session_id.clone(), work.run.clone(), work.time_left());
-        let held = work.held.clone();
-        let done = tokio::select! {
-            done = work.go() => done,
-            why = pass.stopped() => Err(match why {
+        let had_listener = listener.is_some();
+        let (mut execution, mut turn_guard) = Execution::new(self, executors, options, stream, listener);
+        let tenure = execution.tenure.clone();
+        let principal = execution.who.clone();
+        let id = execution.session_id.clone();
+        let run = execution.run.clone();
+        let time = execution.time_left();
+        let lease_state = execution.held.clone();
+        let result = tokio::select! {
+            result = execution.execute_steps() => result,
+            reason = turn_guard.stopped() => Err(match reason {
                 StopReason::Interrupted => TurnError::Stopped,
                 StopReason::Cancelled => TurnError::Cancelled,
             }),
-            lost = tenure.keep_lease(&who, &id, &run, &held) => Err(lost.into()),
-            () = tokio::time::sleep(time) => Err(limit("out_of_time", "the run took longer than its `max_time`")),
+            error = tenure.keep_lease(&principal, &id, &run, &lease_state) => Err(error.into()),
+            () = tokio::time::sleep(time) => Err(limit("out_of_time", "the run exceeded its `max_time`")),
         };
-        match done {
+        match result {
             Ok(()) => Ok(TurnOutcome {
-                heard: listened == work.listener.is_some(),
-                body: work.body(),
-                answer: work.answer,
-                seq: work.seq,
-                calls: work.calls,
-                waiting: work.waiting,
+                heard: had_listener == execution.listener.is_some(),
+                body: execution.body(),
+                answer: execution.answer,
+                seq: execution.seq,
+                calls: execution.calls,
+                waiting: execution.waiting,
             }),
-            Err(why) => {
-                work.give_up(&why).await?;
-                Err(why)
+            Err(reason) => {
+                execution.fail_run(&reason).await?;
+                Err(reason)
             }
         }
     }
@@ -95,8 +98,8 @@ struct Execution<'a> {
     who: Principal,
     session_id: SessionId,
     run: RunId,
-    asked: Seq,
-    remember: bool,
+    input_seq: Seq,
+    store_answer: bool,
     assistant: Option<Arc<Assistant>>,
     model: Option<String>,
     overlay: Overlay,
@@ -109,13 +112,13 @@ struct Execution<'a> {
     stream: bool,
     listener: Option<mpsc::Sender<RunEvent>>,
     /// The first prompt. `None` means that the run was started earlier and is resumed.
-    first: Option<Vec<Message>>,
-    goes_on: bool,
+    first_prompt: Option<Vec<Message>>,
+    resumed: bool,
     /// A model request that is already in flight.
-    asking: SpeculativeSlot,
-    /// The answer of the current round; `kept` is true once it is persisted.
+    speculative_call: SpeculativeSlot,
+    /// The answer of the current round; `answer_committed` is true once it is persisted.
     answer: ModelAnswer,
-    kept: bool,
+    answer_committed: bool,
     rounds: usize,
     tokens: u64,
     /// Token usage summed over the model's answers, as far as the model server reports it.
@@ -129,11 +132,11 @@ struct Execution<'a> {
     waiting: bool,
     held: Arc<LeaseState>,
     /// Recalled memories that are injected into the prompt.
-    recalled: Option<MemoryInjection>,
+    memory_injection: Option<MemoryInjection>,
     /// The record of that injection, until it is committed.
-    recall: Option<Item>,
+    recall_event: Option<Item>,
     /// The report of how the request's messages were merged.
-    spliced: ReconcileReport,
+    reconcile_report: ReconcileReport,
     /// The streamed events, recorded for a replay under the same idempotency key (D-047).
     streamed: Option<StreamedText>,
     /// The creation time in the response body, fixed at first use so that the body is the same each
@@ -144,7 +147,7 @@ struct Execution<'a> {
 /// Recorded stream events and their total size in bytes.
 #[derive(Default)]
 struct StreamedText {
-    heard: Vec<RunEvent>,
+    events: Vec<RunEvent>,
     bytes: usize,
 }
 
@@ -158,18 +161,18 @@ fn limit(code: &'static str, message: impl Into<String>) -> TurnError {
 
 impl<'a> Execution<'a> {
     fn new(
-        turn: OpenRun,
-        hands: Executors<'a>,
+        open_run: OpenRun,
+        executors: Executors<'a>,
         options: RawObject,
         stream: bool,
         listener: Option<mpsc::Sender<RunEvent>>,
     ) -> (Self, TurnGuard) {
         let OpenRun {
             tenure,
-            who,
-            pass,
-            remember,
-            asked,
+            who: principal,
+            pass: turn_guard,
+            remember: store_answer,
+            asked: input_seq,
             assistant,
             model,
             overlay,
@@ -178,39 +181,39 @@ impl<'a> Execution<'a> {
             messages,
             started_at,
             claimed_at,
-            recalled,
-            asking,
-            spliced,
+            recalled: memory_injection,
+            asking: speculative_call,
+            spliced: reconcile_report,
             ..
-        } = turn;
-        let policy = tenure.policy(&who.tenant, assistant.as_ref().map(|a| a.name.as_str())).runs;
+        } = open_run;
+        let policy = tenure.policy(&principal.tenant, assistant.as_ref().map(|a| a.name.as_str())).runs;
         let until = AtomicI64::new(tenure.claim(claimed_at).until.as_microsecond());
-        let held = Arc::new(LeaseState { until, ends: AtomicBool::new(false) });
+        let lease_state = Arc::new(LeaseState { until, ends: AtomicBool::new(false) });
         let client_tools = options.get("tools").is_some_and(|t| t.trim() != "null" && t.trim() != "[]");
-        let remember_stream = remember && listener.is_some();
-        let work = Self {
+        let record_stream = store_answer && listener.is_some();
+        let execution = Self {
             tenure,
-            who,
+            who: principal,
             session_id,
             run,
-            asked,
-            remember,
+            input_seq,
+            store_answer,
             assistant,
             model,
             overlay,
             policy,
             started_at,
-            hands,
+            hands: executors,
             tools: Arc::default(),
             options,
             client_tools,
             stream,
             listener,
-            goes_on: messages.is_empty(),
-            first: (!messages.is_empty()).then_some(messages),
-            asking,
+            resumed: messages.is_empty(),
+            first_prompt: (!messages.is_empty()).then_some(messages),
+            speculative_call,
             answer: ModelAnswer::default(),
-            kept: true,
+            answer_committed: true,
             rounds: 0,
             tokens: 0,
             usage: Value::Null,
@@ -219,14 +222,14 @@ impl<'a> Execution<'a> {
             hits: HashMap::new(),
             seq: 0,
             waiting: false,
-            held,
-            recall: recalled.as_ref().map(|r| r.event.clone()),
-            recalled,
-            spliced,
-            streamed: remember_stream.then(StreamedText::default),
+            held: lease_state,
+            recall_event: memory_injection.as_ref().map(|r| r.event.clone()),
+            memory_injection,
+            reconcile_report,
+            streamed: record_stream.then(StreamedText::default),
             answered_at: OnceLock::new(),
         };
-        (work, pass)
+        (execution, turn_guard)
     }
 
     fn time_left(&self) -> Duration {
@@ -237,7 +240,7 @@ impl<'a> Execution<'a> {
             .min(Duration::from_secs(u32::MAX.into()))
     }
 
-    async fn go(&mut self) -> Result<(), TurnError> {
+    async fn execute_steps(&mut self) -> Result<(), TurnError> {
         if let Some(assistant) = &self.assistant {
             let mut tools = match self.hands.tools {
                 Some(tools) => tools.list(assistant).await.map_err(TurnError::Tools)?,
@@ -248,26 +251,26 @@ impl<'a> Execution<'a> {
                 tools.push(memory);
             }
             self.tools = tools.into();
-            self.offer();
+            self.add_tool_definitions();
         }
-        let mut step = match self.first {
+        let mut step = match self.first_prompt {
             Some(_) => NextStep::Model,
             None => {
-                let mut pauses = Backoff::new();
-                while pauses.unless_away(self.recall().await).await.transpose()?.is_none() {}
+                let mut backoff = Backoff::new();
+                while backoff.unless_away(self.restore_usage().await).await.transpose()?.is_none() {}
                 self.keep(Vec::new(), true).await?
             }
         };
         loop {
             step = match step {
-                NextStep::Model => self.ask().await?,
+                NextStep::Model => self.call_model().await?,
                 NextStep::Tools(jobs) => self.call(jobs).await?,
                 NextStep::Review(_) | NextStep::Wait => {
                     self.waiting = true;
                     return Ok(());
                 }
                 NextStep::Done => {
-                    self.tell_usage().await;
+                    self.send_usage().await;
                     return Ok(());
                 }
             };
@@ -275,17 +278,19 @@ impl<'a> Execution<'a> {
     }
 
     /// Restores the round and token counters of a resumed run from its log.
-    async fn recall(&mut self) -> Result<()> {
-        let (tenure, id, run) = (&self.tenure, &self.session_id, &self.run);
-        let spent = tenure.engine.read(&self.who, id, Depth::Run, |state| {
+    async fn restore_usage(&mut self) -> Result<()> {
+        let tenure = &self.tenure;
+        let id = &self.session_id;
+        let run = &self.run;
+        let usage = tenure.engine.read(&self.who, id, Depth::Run, |state| {
             let session = tenure.engine.run_ref(state, id)?;
-            let own = session.messages.iter().rev().take_while(|m| m.run.as_ref() == Some(run));
-            let rounds = own.filter(|m| m.message.role() == Role::Assistant).count();
+            let run_messages = session.messages.iter().rev().take_while(|m| m.run.as_ref() == Some(run));
+            let rounds = run_messages.filter(|m| m.message.role() == Role::Assistant).count();
             let last = session.checkpoints.iter().rev().find(|c| c.run.as_ref() == Some(run));
-            let called = session.run(run).and_then(|r| r.tools_started.last()).map_or(0, |s| s.tokens);
-            Ok((rounds, last.map_or(0, |c| spent(&c.state)).max(called)))
+            let tool_tokens = session.run(run).and_then(|r| r.tools_started.last()).map_or(0, |s| s.tokens);
+            Ok((rounds, last.map_or(0, |c| spent(&c.state)).max(tool_tokens)))
         });
-        (self.rounds, self.tokens) = spent.await?;
+        (self.rounds, self.tokens) = usage.await?;
         if self.tokens > 0 {
             // Only the total was persisted, not the breakdown.
             self.usage = json!({"total_tokens": self.tokens});
@@ -295,57 +300,56 @@ impl<'a> Execution<'a> {
 
     /// Adds the assistant's tool definitions to the request, after the client's. A client tool with
     /// the same name is dropped.
-    fn offer(&mut self) {
+    fn add_tool_definitions(&mut self) {
         if self.tools.is_empty() {
             return;
         }
-        let brought = self.options.get("tools").and_then(|t| serde_json::from_str::<Vec<Value>>(t).ok());
-        let ours = |v: &Value| self.tools.iter().any(|t| v["function"]["name"] == t.name.as_str());
-        let mut all: Vec<Value> = brought.unwrap_or_default().into_iter().filter(|v| !ours(v)).collect();
-        all.extend(self.tools.iter().map(|t| {
+        let client_tools = self.options.get("tools").and_then(|t| serde_json::from_str::<Vec<Value>>(t).ok());
+        let is_own_tool = |v: &Value| self.tools.iter().any(|t| v["function"]["name"] == t.name.as_str());
+        let mut definitions: Vec<Value> =
+            client_tools.unwrap_or_default().into_iter().filter(|v| !is_own_tool(v)).collect();
+        definitions.extend(self.tools.iter().map(|t| {
             let function = json!({"name": t.name, "description": t.description, "parameters": t.parameters});
             json!({"type": "function", "function": function})
         }));
-        self.options.set("tools", all);
+        self.options.set("tools", definitions);
     }
 
     /// Executes one model round: calls the model and commits its answer together with the entries
     /// of the next step. Fails if `max_rounds` or `max_tokens` is exhausted.
-    async fn ask(&mut self) -> Result<NextStep, TurnError> {
+    async fn call_model(&mut self) -> Result<NextStep, TurnError> {
         if self.rounds >= self.policy.max_rounds {
             let max = self.policy.max_rounds;
-            return Err(limit(
-                "too_many_rounds",
-                format!("the model was asked {max} times, the `max_rounds` of this assistant"),
-            ));
+            return Err(limit("too_many_rounds", format!("the run reached its `max_rounds` of {max} model calls")));
         }
         if let Some(max) = self.policy.max_tokens.filter(|max| self.tokens >= *max) {
             return Err(limit("out_of_tokens", format!("the run has used its `max_tokens` of {max}")));
         }
         self.rounds += 1;
-        let messages = match self.first.take() {
+        let messages = match self.first_prompt.take() {
             Some(messages) => messages,
             None => {
-                let mut pauses = Backoff::new();
+                let mut backoff = Backoff::new();
                 loop {
-                    if let Some(messages) = pauses.unless_away(self.shown().await).await {
+                    if let Some(messages) = backoff.unless_away(self.build_prompt().await).await {
                         break messages?;
                     }
                 }
             }
         };
-        (self.answer, self.kept) = (ModelAnswer::limited(self.tenure.limits().max_message_bytes), false);
+        self.answer = ModelAnswer::limited(self.tenure.limits().max_message_bytes);
+        self.answer_committed = false;
         let prompt = Prompt { messages, options: self.options.clone(), stream: self.stream };
-        self.listen(prompt).await?;
+        self.stream_answer(prompt).await?;
         let Some(message) = self.answer.message() else {
-            return Err(ModelError::Broken { why: "it ended before anything was said".into() }.into());
+            return Err(ModelError::Broken { why: "the answer ended without any content".into() }.into());
         };
         let used = self.answer.usage.as_ref().and_then(|u| u["total_tokens"].as_u64());
         self.tokens = self.tokens.saturating_add(used.unwrap_or(0));
         self.add_usage();
         self.look_up(&message).await?;
         let step = self.keep(vec![message], true).await?;
-        self.kept = true;
+        self.answer_committed = true;
         Ok(step)
     }
 
@@ -362,14 +366,14 @@ impl<'a> Execution<'a> {
 
     /// Sends the usage of the whole turn to the listener, if the model server has reported usage
     /// (D-050).
-    async fn tell_usage(&mut self) {
-        if let Some(last) = self.usage_piece() {
+    async fn send_usage(&mut self) {
+        if let Some(event) = self.usage_event() {
             self.usage_chunk = None;
-            self.tell(last).await;
+            self.tell(event).await;
         }
     }
 
-    fn usage_piece(&self) -> Option<RunEvent> {
+    fn usage_event(&self) -> Option<RunEvent> {
         let mut chunk = self.usage_chunk.clone()?;
         chunk["usage"] = self.usage.clone();
         Some(RunEvent::Piece(ModelChunk::Chunk(chunk.to_string())))
@@ -377,65 +381,67 @@ impl<'a> Execution<'a> {
 
     /// Builds the prompt of a later round from the run's last commit (D-055), without checking the
     /// store for newer records.
-    async fn shown(&mut self) -> Result<Vec<Message>> {
-        let (tenure, id) = (&self.tenure, &self.session_id);
-        let said = tenure.engine.read_known(&self.who, id, Depth::Run, |state| {
+    async fn build_prompt(&mut self) -> Result<Vec<Message>> {
+        let tenure = &self.tenure;
+        let id = &self.session_id;
+        let history = tenure.engine.read_known(&self.who, id, Depth::Run, |state| {
             let session = tenure.engine.run_ref(state, id)?;
             let window = tenure.policy(&session.tenant, session.assistant.as_deref()).window;
             Ok(shown_with(session.messages.iter(), &session.reviews, &session.summaries, &window, &self.overlay))
         });
-        let said = said.await?;
-        if self.recalled.is_none() && self.goes_on {
+        let history = history.await?;
+        if self.memory_injection.is_none() && self.resumed {
             // The run was started by another node, which injected its recalled memories. Recall
             // them again.
             let name = self.assistant.as_ref().map(|a| a.name.as_str());
-            self.recalled = tenure.recollect(&self.who, id, name, &said).await;
+            self.memory_injection = tenure.recollect(&self.who, id, name, &history).await;
         }
-        let messages = tenure.prompt(&self.who.tenant, self.assistant.as_deref(), said).await?;
-        Ok(with_block(messages, self.recalled.as_ref().map(|r| &r.block)))
+        let messages = tenure.prompt(&self.who.tenant, self.assistant.as_deref(), history).await?;
+        Ok(with_block(messages, self.memory_injection.as_ref().map(|r| &r.block)))
     }
 
-    async fn listen(&mut self, prompt: Prompt) -> Result<(), TurnError> {
-        let mut sift = ToolCallFilter::new(self.tools.clone());
-        let mut pieces = match self.asking.take() {
-            Some(asking) => asking.said().await?,
+    async fn stream_answer(&mut self, prompt: Prompt) -> Result<(), TurnError> {
+        let mut filter = ToolCallFilter::new(self.tools.clone());
+        let mut chunks = match self.speculative_call.take() {
+            Some(call) => call.said().await?,
             None => self.hands.model.ask(prompt).await?,
         };
-        while let Some(piece) = std::future::poll_fn(|cx| pieces.as_mut().poll_next(cx)).await {
-            let piece = piece?;
-            self.answer.take(&piece)?;
+        while let Some(chunk) = std::future::poll_fn(|cx| chunks.as_mut().poll_next(cx)).await {
+            let chunk = chunk?;
+            self.answer.take(&chunk)?;
             // Record for a replay even without a listener: a disconnected client gets the stream
             // when it retries.
             if (self.listener.is_some() || self.streamed.is_some())
-                && let Some(piece) = sift.pass(piece)
+                && let Some(chunk) = filter.pass(chunk)
             {
-                self.tell(RunEvent::Piece(piece)).await;
+                self.tell(RunEvent::Piece(chunk)).await;
             }
         }
-        self.usage_chunk = sift.usage().or(self.usage_chunk.take());
+        self.usage_chunk = filter.usage().or(self.usage_chunk.take());
         Ok(())
     }
 
-    async fn tell(&mut self, heard: RunEvent) {
-        self.record(&heard);
-        let stall = self.tenure.limits().max_stall;
-        if let Some(to) = &self.listener
-            && !matches!(tokio::time::timeout(stall, to.send(heard)).await, Ok(Ok(())))
+    async fn tell(&mut self, event: RunEvent) {
+        self.record(&event);
+        let max_stall = self.tenure.limits().max_stall;
+        if let Some(listener) = &self.listener
+            && !matches!(tokio::time::timeout(max_stall, listener.send(event)).await, Ok(Ok(())))
         {
             self.listener = None;
         }
     }
 
     /// Records an event for a replay. Recording stops, and is discarded, beyond `MAX_STREAMED`.
-    fn record(&mut self, heard: &RunEvent) {
+    fn record(&mut self, event: &RunEvent) {
         let Some(streamed) = &mut self.streamed else { return };
-        streamed.bytes += match heard {
+        streamed.bytes += match event {
             RunEvent::Piece(ModelChunk::Chunk(text) | ModelChunk::Whole(text)) => text.len(),
             RunEvent::Tool(progress) => progress.arguments.len() + progress.content.as_ref().map_or(0, String::len),
         };
-        match streamed.bytes > MAX_STREAMED {
-            true => self.streamed = None,
-            false => streamed.heard.push(heard.clone()),
+        if streamed.bytes > MAX_STREAMED {
+            self.streamed = None;
+        } else {
+            streamed.events.push(event.clone());
         }
     }
 
@@ -445,64 +451,70 @@ impl<'a> Execution<'a> {
     }
 
     /// Commits messages together with the entries that follow from them: tool call starts, review
-    /// requests, or the end of the run. `last` is true if no other call of this round is in flight.
-    /// Returns [`Error::Superseded`] if this node no longer holds the run.
-    async fn keep(&mut self, said: Vec<Message>, last: bool) -> Result<NextStep> {
-        let (tenure, id, run) = (&self.tenure, &self.session_id, &self.run);
-        let done = tenure.write_insisting(&self.who, id, Depth::Run, |state, now| {
+    /// requests, or the end of the run. `is_round_complete` is true if no other call of this round
+    /// is in flight. Returns [`Error::Superseded`] if this node no longer holds the run.
+    async fn keep(&mut self, messages: Vec<Message>, is_round_complete: bool) -> Result<NextStep> {
+        let tenure = &self.tenure;
+        let id = &self.session_id;
+        let run = &self.run;
+        let committed = tenure.write_insisting(&self.who, id, Depth::Run, |state, now| {
             let session = tenure.engine.run_ref(state, id)?;
-            let Some(this) = self.mine(session) else { return Ok(self.yielded(session)) };
-            let post = |m: &Message| Entry::Message(MessageEntry::by(run, m.clone()));
-            let mut log = EntryBuilder { session, entries: Vec::new(), steps: steps(session, this) };
-            let results = said.iter().any(|m| m.tool_call_id().is_some());
-            for message in &said {
-                log.entries.push(post(message));
+            let Some(held_run) = self.held_run(session) else { return Ok(self.superseded_commit(session)) };
+            let message_entry = |m: &Message| Entry::Message(MessageEntry::by(run, m.clone()));
+            let mut builder = EntryBuilder { session, entries: Vec::new(), steps: last_step(session, held_run) };
+            let results = messages.iter().any(|m| m.tool_call_id().is_some());
+            for message in &messages {
+                builder.entries.push(message_entry(message));
                 if results && self.policy.checkpoints == CheckpointPolicy::Tool {
-                    log.checkpoint(run, self.state());
+                    builder.checkpoint(run, self.checkpoint_state());
                 }
             }
             let rules = RunRules { tools: &self.tools, review: &self.policy.review, client_tools: self.client_tools };
-            let step = if last { next_after(session, &said, &rules) } else { NextStep::Wait };
-            if last && results && self.policy.checkpoints == CheckpointPolicy::Step {
-                log.checkpoint(run, self.state());
+            let step = if is_round_complete { next_after(session, &messages, &rules) } else { NextStep::Wait };
+            if is_round_complete && results && self.policy.checkpoints == CheckpointPolicy::Step {
+                builder.checkpoint(run, self.checkpoint_state());
             }
-            if last && let CheckpointPolicy::Every(time) = self.policy.checkpoints {
-                let since = session.checkpoints.last().map_or(this.started_at, |c| c.created_at).max(this.started_at);
-                if Duration::try_from(now.duration_since(since)).is_ok_and(|age| age >= time) {
-                    log.checkpoint(run, self.state());
+            if is_round_complete && let CheckpointPolicy::Every(interval) = self.policy.checkpoints {
+                let since =
+                    session.checkpoints.last().map_or(held_run.started_at, |c| c.created_at).max(held_run.started_at);
+                if Duration::try_from(now.duration_since(since)).is_ok_and(|age| age >= interval) {
+                    builder.checkpoint(run, self.checkpoint_state());
                 }
             }
-            let mut items: Vec<_> = self.recall.iter().map(|event| (RECALLS.to_owned(), event.clone())).collect();
+            let mut items: Vec<_> = self.recall_event.iter().map(|event| (RECALLS.to_owned(), event.clone())).collect();
             match &step {
-                NextStep::Tools(jobs) => log.entries.extend(jobs.iter().filter_map(|job| self.started(job))),
-                NextStep::Review(questions) => {
-                    log.checkpoint(run, self.state());
-                    for question in questions {
-                        let seq = log.next_seq();
-                        log.entries.push(Entry::review_opened(self.question(question, seq, now)));
-                    }
-                    let reason = Some("waiting for a person".to_owned());
-                    log.entries.push(Entry::Status { to: Status::Paused, reason });
+                NextStep::Tools(jobs) => {
+                    builder.entries.extend(jobs.iter().filter_map(|job| self.tool_started_entry(job)))
                 }
-                NextStep::Done if last => {
+                NextStep::Review(requests) => {
+                    builder.checkpoint(run, self.checkpoint_state());
+                    for request in requests {
+                        let seq = builder.next_seq();
+                        builder.entries.push(Entry::review_opened(self.review_opened(request, seq, now)));
+                    }
+                    let reason = Some("waiting for review".to_owned());
+                    builder.entries.push(Entry::Status { to: Status::Paused, reason });
+                }
+                NextStep::Done if is_round_complete => {
                     let turn = (self.policy.checkpoints != CheckpointPolicy::Manual)
-                        .then(|| crate::rules::checkpoint::automatic(session, &said, Some(run)));
-                    log.entries.extend(turn.flatten());
-                    log.entries.extend(self.new_model(session));
-                    log.entries.push(ended(run, RunOutcome::Completed, None, None));
+                        .then(|| crate::rules::checkpoint::automatic(session, &messages, Some(run)));
+                    builder.entries.extend(turn.flatten());
+                    builder.entries.extend(self.new_model(session));
+                    builder.entries.push(ended(run, RunOutcome::Completed, None, None));
                     items.extend(self.answer_item());
                 }
                 _ => {}
             }
             self.held.ends.store(matches!(step, NextStep::Done | NextStep::Review(_)), Ordering::Relaxed);
-            let seq = log.next_seq() - 1;
-            let mut draft = PendingCommit::new(log.entries, Some((seq, step)));
-            draft.items = items;
-            Ok(draft)
+            let seq = builder.next_seq() - 1;
+            let mut pending = PendingCommit::new(builder.entries, Some((seq, step)));
+            pending.items = items;
+            Ok(pending)
         });
-        match done.await {
+        match committed.await {
             Ok(Some((seq, step))) => {
-                (self.seq, self.recall) = (seq, None);
+                self.seq = seq;
+                self.recall_event = None;
                 Ok(step)
             }
             Ok(None) | Err(Error::NotFound { .. }) => Err(Error::Superseded { session_id: id.clone() }),
@@ -512,28 +524,28 @@ impl<'a> Execution<'a> {
 
     /// Returns the run if this node still holds its lease, the run is open, and the message it
     /// answers has not been discarded.
-    fn mine<'s>(&self, session: &'s Session) -> Option<&'s Run> {
-        let asked = self.asked == 0 || session.has(self.asked);
-        let ours = asked && session.status.is_live() && self.tenure.holds(session.head(), &self.run);
-        session.run(&self.run).filter(|run| ours && run.ended.is_none())
+    fn held_run<'s>(&self, session: &'s Session) -> Option<&'s Run> {
+        let has_input = self.input_seq == 0 || session.has(self.input_seq);
+        let is_held = has_input && session.status.is_live() && self.tenure.holds(session.head(), &self.run);
+        session.run(&self.run).filter(|run| is_held && run.ended.is_none())
     }
 
     /// Returns true if another node has cancelled the run and no message was added since. The
     /// partial answer can then still be stored.
     fn was_cancelled_elsewhere(&self, session: &Session) -> bool {
         let cancelled = |run: &Run| run.code.as_deref() == Some(CANCELLED) && run.ended.is_some();
-        let last = session.runs.last().is_some_and(|run| run.id == self.run && cancelled(run));
-        let ours = |m: &StoredMessage| !m.partial && (m.run.as_ref() == Some(&self.run) || m.seq == self.asked);
-        last && session.status.is_live() && session.messages.last().is_some_and(ours)
+        let is_last_run = session.runs.last().is_some_and(|run| run.id == self.run && cancelled(run));
+        let is_own = |m: &StoredMessage| !m.partial && (m.run.as_ref() == Some(&self.run) || m.seq == self.input_seq);
+        is_last_run && session.status.is_live() && session.messages.last().is_some_and(is_own)
     }
 
     /// The commit for a run that was superseded: ends the run, unless it has ended or is held by
     /// another node.
-    fn yielded<R>(&self, session: &Session) -> PendingCommit<Option<R>> {
-        let open = session.status.is_live() && self.tenure.holds(session.head(), &self.run);
-        let why = "the session was rewound, replaced or ended meanwhile".to_owned();
-        let entry = ended(&self.run, RunOutcome::Cancelled, Some(why), Some("superseded"));
-        PendingCommit::new(if open { vec![entry] } else { Vec::new() }, None)
+    fn superseded_commit<R>(&self, session: &Session) -> PendingCommit<Option<R>> {
+        let is_held = session.status.is_live() && self.tenure.holds(session.head(), &self.run);
+        let reason = "the session was rewound, replaced or ended during the run".to_owned();
+        let entry = ended(&self.run, RunOutcome::Cancelled, Some(reason), Some("superseded"));
+        PendingCommit::new(if is_held { vec![entry] } else { Vec::new() }, None)
     }
 
     /// The entry that stores the answering model as the session's model, if it has changed.
@@ -544,82 +556,91 @@ impl<'a> Execution<'a> {
 
     /// The item that stores the response for a replay under the same idempotency key.
     fn answer_item(&self) -> Option<(String, Item)> {
-        (self.remember && self.answer.message().is_some()).then(|| {
-            let mut stream = self.streamed.as_ref().map(|s| s.heard.clone()).unwrap_or_default();
+        (self.store_answer && self.answer.message().is_some()).then(|| {
+            let mut stream = self.streamed.as_ref().map(|s| s.events.clone()).unwrap_or_default();
             if !stream.is_empty() {
                 // The usage event is sent only after this commit.
-                stream.extend(self.usage_piece());
+                stream.extend(self.usage_event());
             }
-            let (spliced, calls) = (self.spliced.clone(), self.calls.clone());
-            let replay = StoredAnswer { body: self.body(), spliced, calls, stream };
-            let value = serde_json::to_string(&replay).expect("replays are plain data");
+            let replay = StoredAnswer {
+                body: self.body(),
+                spliced: self.reconcile_report.clone(),
+                calls: self.calls.clone(),
+                stream,
+            };
+            let value = serde_json::to_string(&replay).expect("a replay serializes to JSON");
             (ANSWERS.to_owned(), self.tenure.item(self.run.as_str(), value))
         })
     }
 
-    fn state(&self) -> Map<String, Value> {
+    fn checkpoint_state(&self) -> Map<String, Value> {
         match self.tokens {
             0 => Map::new(),
             tokens => Map::from_iter([(TOKENS.to_owned(), json!(tokens))]),
         }
     }
 
-    fn started(&self, job: &PendingCall) -> Option<Entry> {
+    fn tool_started_entry(&self, job: &PendingCall) -> Option<Entry> {
         if matches!(job.doing, CallAction::Say(_)) {
             return None;
         }
-        let mut detail = self.state();
+        let mut detail = self.checkpoint_state();
         if self.hits.contains_key(&job.call.id) {
             detail.insert(CACHED.to_owned(), json!(true));
         }
-        let (call, tool) = (job.call.id.clone(), job.call.name.clone());
+        let call = job.call.id.clone();
+        let tool = job.call.name.clone();
         Some(Entry::ToolStarted { run: self.run.clone(), call, tool, detail })
     }
 
-    fn question(&self, question: &ReviewRequest, seq: Seq, now: Timestamp) -> ReviewOpened {
-        let rule = question.rule.and_then(|i| self.policy.review.get(i));
-        let wait = rule.and_then(|r| r.timeout?.duration()).and_then(|d| SignedDuration::try_from(d).ok());
-        let at = wait.and_then(|wait| now.checked_add(wait).ok());
+    fn review_opened(&self, request: &ReviewRequest, seq: Seq, now: Timestamp) -> ReviewOpened {
+        let rule = request.rule.and_then(|i| self.policy.review.get(i));
+        let timeout = rule.and_then(|r| r.timeout?.duration()).and_then(|d| SignedDuration::try_from(d).ok());
+        let expires_at = timeout.and_then(|timeout| now.checked_add(timeout).ok());
         ReviewOpened {
             review: ReviewId::of(&self.session_id, seq),
-            step: question.call.name.clone(),
+            step: request.call.name.clone(),
             run: Some(self.run.clone()),
-            call: Some(question.call.id.clone()),
+            call: Some(request.call.id.clone()),
             queue: rule.and_then(|r| r.queue.clone()),
-            lost: question.lost,
+            lost: request.lost,
             // A lost call has no review timeout: whether it had side effects must not be decided by
             // a timer.
             timeout: rule
-                .filter(|_| !question.lost)
-                .and_then(|r| Some(ReviewTimeout { at: at?, decision: r.on_timeout })),
-            detail: Map::from_iter([("arguments".to_owned(), question.arguments.clone())]),
+                .filter(|_| !request.lost)
+                .and_then(|r| Some(ReviewTimeout { at: expires_at?, decision: r.on_timeout })),
+            detail: Map::from_iter([("arguments".to_owned(), request.arguments.clone())]),
         }
     }
 
     /// Ends the run as failed or cancelled, and persists the partial answer (D-048).
-    async fn give_up(&mut self, why: &TurnError) -> Result<()> {
-        let said: Vec<Message> = if self.kept { Vec::new() } else { self.answer.message().into_iter().collect() };
-        let stopped = matches!(why, TurnError::Stopped | TurnError::Cancelled);
-        let outcome = if stopped { RunOutcome::Cancelled } else { RunOutcome::Failed };
-        let (tenure, id, run) = (&self.tenure, &self.session_id, &self.run);
-        let done = tenure.write(&self.who, id, Depth::Run, |state, _| {
+    async fn fail_run(&mut self, error: &TurnError) -> Result<()> {
+        let partial_answer: Vec<Message> =
+            if self.answer_committed { Vec::new() } else { self.answer.message().into_iter().collect() };
+        let is_stopped = matches!(error, TurnError::Stopped | TurnError::Cancelled);
+        let outcome = if is_stopped { RunOutcome::Cancelled } else { RunOutcome::Failed };
+        let tenure = &self.tenure;
+        let id = &self.session_id;
+        let run = &self.run;
+        let committed = tenure.write(&self.who, id, Depth::Run, |state, _| {
             let session = tenure.engine.run_ref(state, id)?;
-            let post = |m: &Message| Entry::Message(MessageEntry { partial: true, ..MessageEntry::by(run, m.clone()) });
+            let partial_entry =
+                |m: &Message| Entry::Message(MessageEntry { partial: true, ..MessageEntry::by(run, m.clone()) });
             // The answer may have been committed at the moment the run was stopped: do not store it
             // twice.
             let last = session.messages.last().filter(|m| m.run.as_ref() == Some(run));
-            let new = said.iter().filter(|m| last.is_none_or(|last| last.message != **m));
-            let mut entries: Vec<Entry> = new.map(post).collect();
+            let unstored = partial_answer.iter().filter(|m| last.is_none_or(|last| last.message != **m));
+            let mut entries: Vec<Entry> = unstored.map(partial_entry).collect();
             if self.was_cancelled_elsewhere(session) {
                 return Ok(PendingCommit::new(entries, None));
             }
-            if self.mine(session).is_none() {
-                return Ok(self.yielded::<()>(session));
+            if self.held_run(session).is_none() {
+                return Ok(self.superseded_commit::<()>(session));
             }
-            entries.push(ended(run, outcome, Some(why.to_string()), Some(why.code())));
+            entries.push(ended(run, outcome, Some(error.to_string()), Some(error.code())));
             Ok(PendingCommit::new(entries, None))
         });
-        match done.await {
+        match committed.await {
             // The run has already ended in another way.
             Err(Error::Superseded { .. } | Error::NotFound { .. } | Error::Gone { .. } | Error::Paused { .. }) => {
                 Ok(())
@@ -645,15 +666,16 @@ impl EntryBuilder<'_> {
         self.steps += 1;
         let label = format!("turn-{}.{}", self.session.mark.turns.max(1), self.steps);
         if let Ok(label) = CheckpointLabel::new(label) {
-            let (auto, run, step) = (true, Some(run.clone()), Some(self.steps));
-            self.entries.push(Entry::Checkpoint(CheckpointEntry { label, auto, run, step, state }));
+            let run = Some(run.clone());
+            let step = Some(self.steps);
+            self.entries.push(Entry::Checkpoint(CheckpointEntry { label, auto: true, run, step, state }));
         }
     }
 }
 
 /// The step number of the run's latest checkpoint, 0 if it has none. Checkpoints of other origin
 /// are skipped.
-fn steps(session: &Session, run: &Run) -> u64 {
-    let since = session.checkpoints.iter().rev().take_while(|c| c.seq > run.seq);
-    since.filter(|c| c.run.as_ref() == Some(&run.id)).find_map(|c| c.step).unwrap_or(0)
+fn last_step(session: &Session, run: &Run) -> u64 {
+    let checkpoints = session.checkpoints.iter().rev().take_while(|c| c.seq > run.seq);
+    checkpoints.filter(|c| c.run.as_ref() == Some(&run.id)).find_map(|c| c.step).unwrap_or(0)
 }

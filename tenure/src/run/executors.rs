@@ -21,7 +21,7 @@ pub struct Executors<'a> {
 
 impl std::fmt::Debug for Executors<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Hands")
+        f.write_str("Executors")
     }
 }
 
@@ -98,10 +98,10 @@ pub enum TurnError {
     #[error(transparent)]
     Model(#[from] ModelError),
     /// Another request interrupted the turn.
-    #[error("another request interrupted this turn; what was said until then is kept")]
+    #[error("another request interrupted this turn; the partial answer is stored")]
     Stopped,
     /// The run was cancelled.
-    #[error("the run was cancelled; what was said until then is kept")]
+    #[error("the run was cancelled; the partial answer is stored")]
     Cancelled,
     /// The run exceeded a limit.
     #[error("{message}")]
@@ -112,7 +112,7 @@ pub enum TurnError {
         message: String,
     },
     /// The assistant's tools could not be listed.
-    #[error("the tools of this assistant can not be had: {0}")]
+    #[error("could not list the assistant's tools: {0}")]
     Tools(ToolError),
 }
 

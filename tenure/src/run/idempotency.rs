@@ -29,40 +29,41 @@ pub(crate) struct IdempotencyRecord {
 }
 
 impl Tenure {
-    /// Returns the claim of an earlier request with this key. `None` if there is none or it has
+    /// Returns the record of an earlier request with this key. `None` if there is none or it has
     /// expired; [`Error::KeyReused`] if that request had a different body.
-    pub(crate) async fn claimed(&self, who: &Principal, ask: &TurnRequest) -> Result<Option<IdempotencyRecord>> {
-        let Some((key, body)) = &ask.idempotency else { return Ok(None) };
-        let Some(item) = self.store().get(&keys(who), key, None).await? else { return Ok(None) };
+    pub(crate) async fn claimed(
+        &self,
+        principal: &Principal,
+        request: &TurnRequest,
+    ) -> Result<Option<IdempotencyRecord>> {
+        let Some((key, body)) = &request.idempotency else { return Ok(None) };
+        let Some(item) = self.store().get(&key_namespace(principal), key, None).await? else { return Ok(None) };
         if item.is_expired(self.now()) {
             return Ok(None);
         }
-        let claim: IdempotencyRecord =
+        let record: IdempotencyRecord =
             serde_json::from_str(&item.value).map_err(|e| Error::corrupt(format!("idempotency key {key:?}"), e))?;
-        match claim.body == *body {
-            true => Ok(Some(claim)),
-            false => Err(Error::KeyReused { key: key.clone() }),
-        }
+        if record.body == *body { Ok(Some(record)) } else { Err(Error::KeyReused { key: key.clone() }) }
     }
 
     /// Stores the session and run that a request with this key starts.
-    pub(crate) async fn remember_key(&self, who: &Principal, key: &str, claim: IdempotencyRecord) -> Result<()> {
-        let value = serde_json::to_string(&claim).expect("plain data");
-        self.store().put(&keys(who), &self.item(key, value), None).await
+    pub(crate) async fn remember_key(&self, principal: &Principal, key: &str, record: IdempotencyRecord) -> Result<()> {
+        let value = serde_json::to_string(&record).expect("plain data");
+        self.store().put(&key_namespace(principal), &self.item(key, value), None).await
     }
 
-    /// Returns the stored response of a claim, if there is one.
+    /// Returns the stored response of a record, if there is one.
     pub(crate) async fn answer_of(
         &self,
-        who: &Principal,
-        claim: &IdempotencyRecord,
+        principal: &Principal,
+        record: &IdempotencyRecord,
     ) -> Result<Option<Box<StoredAnswer>>> {
-        let shelf = Namespace {
-            tenant: who.tenant.clone(),
-            owner: Owner::Session(claim.session.clone()),
+        let namespace = Namespace {
+            tenant: principal.tenant.clone(),
+            owner: Owner::Session(record.session.clone()),
             name: ANSWERS.to_owned(),
         };
-        let Some(item) = self.store().get(&shelf, claim.run.as_str(), None).await? else { return Ok(None) };
+        let Some(item) = self.store().get(&namespace, record.run.as_str(), None).await? else { return Ok(None) };
         // Earlier versions stored only the body.
         let replay = serde_json::from_str(&item.value);
         Ok(Some(Box::new(replay.unwrap_or_else(|_| StoredAnswer { body: item.value, ..StoredAnswer::default() }))))
@@ -77,26 +78,27 @@ impl Tenure {
 }
 
 /// The lock key under which requests with the same idempotency key are serialized.
-pub(crate) fn place(who: &Principal, key: &str) -> Result<SessionKey> {
-    let hash = blake3::hash(format!("{}\0{key}", who.user).as_bytes());
-    Ok(who.key(&SessionId::new(hash.to_hex().as_str())?))
+pub(crate) fn place(principal: &Principal, key: &str) -> Result<SessionKey> {
+    let hash = blake3::hash(format!("{}\0{key}", principal.user).as_bytes());
+    Ok(principal.key(&SessionId::new(hash.to_hex().as_str())?))
 }
 
-fn same_hash(who: &Principal, key: &str, body: &str) -> String {
-    blake3::hash(format!("{}\0{}\0{key}\0{body}", who.tenant, who.user).as_bytes()).to_hex()[..32].to_owned()
+fn request_hash(principal: &Principal, key: &str, body: &str) -> String {
+    blake3::hash(format!("{}\0{}\0{key}\0{body}", principal.tenant, principal.user).as_bytes()).to_hex()[..32]
+        .to_owned()
 }
 
 /// The session id of a request that names no session, derived from its idempotency key. All nodes
 /// derive the same id.
-pub(crate) fn same_id(who: &Principal, key: &str, body: &str) -> SessionId {
-    SessionId::new(same_hash(who, key, body)).unwrap_or_else(|_| SessionId::generate())
+pub(crate) fn same_id(principal: &Principal, key: &str, body: &str) -> SessionId {
+    SessionId::new(request_hash(principal, key, body)).unwrap_or_else(|_| SessionId::generate())
 }
 
 /// The run id of a request, derived from its idempotency key. All nodes derive the same id.
-pub(crate) fn same_run(who: &Principal, key: &str, body: &str) -> RunId {
-    RunId::new(format!("run_{}", same_hash(who, key, body))).unwrap_or_else(|_| RunId::generate())
+pub(crate) fn same_run(principal: &Principal, key: &str, body: &str) -> RunId {
+    RunId::new(format!("run_{}", request_hash(principal, key, body))).unwrap_or_else(|_| RunId::generate())
 }
 
-fn keys(who: &Principal) -> Namespace {
-    Namespace { tenant: who.tenant.clone(), owner: Owner::User(who.user.clone()), name: KEYS.to_owned() }
+fn key_namespace(principal: &Principal) -> Namespace {
+    Namespace { tenant: principal.tenant.clone(), owner: Owner::User(principal.user.clone()), name: KEYS.to_owned() }
 }

@@ -56,8 +56,8 @@ impl Tenure {
             // Leases that are still valid are queried separately: many active runs must not crowd
             // out an orphaned one.
             query.lease_before = Some(self.claim(now).until);
-            let others = self.store().heads(&query).await?;
-            heads.extend(others.into_iter().filter(|h| h.lease.as_ref().is_some_and(|l| l.until > now)));
+            let valid_leases = self.store().heads(&query).await?;
+            heads.extend(valid_leases.into_iter().filter(|h| h.lease.as_ref().is_some_and(|l| l.until > now)));
         }
         heads.retain(|h| h.lease.as_ref().is_some_and(|l| self.is_free(l, now)));
         heads.truncate(limit);
@@ -66,39 +66,46 @@ impl Tenure {
 
     /// Renews this node's lease on a run and returns its new end. Updates only the head; no record
     /// is appended.
-    pub(crate) async fn renew(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<Timestamp> {
-        self.write(who, id, Depth::Head, |state, now| {
+    pub(crate) async fn renew(&self, principal: &Principal, id: &SessionId, run: &RunId) -> Result<Timestamp> {
+        self.write(principal, id, Depth::Head, |state, now| {
             match state.head() {
                 Some(head) if self.holds(head, run) => {}
                 _ => return Err(Error::Superseded { session_id: id.clone() }),
             }
             let until = self.claim(now).until;
-            let mut draft = PendingCommit::new(Vec::new(), until);
-            draft.lease = Some(until);
-            Ok(draft)
+            let mut pending = PendingCommit::new(Vec::new(), until);
+            pending.lease = Some(until);
+            Ok(pending)
         })
         .await
     }
 
     /// Renews a lease every third of its duration until it is lost, and returns the error. When
     /// another node has changed the session, ownership is checked immediately.
-    pub(crate) async fn keep_lease(&self, who: &Principal, id: &SessionId, run: &RunId, held: &LeaseState) -> Error {
-        let watch = self.engine.watch(&who.key(id));
-        let pause = || tokio::time::sleep(self.limits().lease / 3);
-        let (due, told) = (pause(), watch.elsewhere());
-        tokio::pin!(due, told);
+    pub(crate) async fn keep_lease(
+        &self,
+        principal: &Principal,
+        id: &SessionId,
+        run: &RunId,
+        lease_state: &LeaseState,
+    ) -> Error {
+        let watch = self.engine.watch(&principal.key(id));
+        let renewal_delay = || tokio::time::sleep(self.limits().lease / 3);
+        let due = renewal_delay();
+        let changed = watch.elsewhere();
+        tokio::pin!(due, changed);
         loop {
             let renewed = tokio::select! {
                 () = &mut due => {
-                    due.set(pause());
-                    self.renew(who, id, run).await.map(Some)
+                    due.set(renewal_delay());
+                    self.renew(principal, id, run).await.map(Some)
                 }
-                () = &mut told => {
+                () = &mut changed => {
                     // Subscribe again before reading the head, so that no notification is missed.
-                    told.set(watch.elsewhere());
-                    match self.head(who, id).await {
+                    changed.set(watch.elsewhere());
+                    match self.head(principal, id).await {
                         Ok(head) if !self.holds(&head, run) => Err(Error::Superseded { session_id: id.clone() }),
-                        looked => looked.map(|_| None),
+                        checked => checked.map(|_| None),
                     }
                 }
             };
@@ -106,10 +113,10 @@ impl Tenure {
                 // Not fatal: the store may recover before the lease expires. If it does not, the
                 // next commit reports the loss.
                 Err(Error::Unavailable { .. }) | Ok(None) => {}
-                Ok(Some(end)) => held.until.store(end.as_microsecond(), Ordering::Relaxed),
+                Ok(Some(until)) => lease_state.until.store(until.as_microsecond(), Ordering::Relaxed),
                 // We released the lease ourselves; the notification overtook our own commit's
                 // return. Not a loss.
-                Err(_) if held.ends.load(Ordering::Relaxed) => {}
+                Err(_) if lease_state.ends.load(Ordering::Relaxed) => {}
                 Err(e) => return e,
             }
         }
@@ -117,15 +124,16 @@ impl Tenure {
 
     /// Claims an orphaned run. Returns `false` if another node was faster.
     pub(crate) async fn claim_run(&self, head: &Head, run: &RunId) -> Result<bool> {
-        let (id, who) = (&head.info.session_id, head.owner());
-        let claimed = self.write(&who, id, Depth::Head, |state, now| {
-            let free = state.head().is_some_and(|h| {
+        let id = &head.info.session_id;
+        let principal = head.owner();
+        let claimed = self.write(&principal, id, Depth::Head, |state, now| {
+            let is_claimable = state.head().is_some_and(|h| {
                 h.status.is_live()
                     && h.run.as_ref() == Some(run)
                     && h.lease.as_ref().is_some_and(|l| self.is_free(l, now))
             });
             let entry = Entry::RunClaimed { run: run.clone(), claim: self.claim(now) };
-            Ok(PendingCommit::new(if free { vec![entry] } else { Vec::new() }, free))
+            Ok(PendingCommit::new(if is_claimable { vec![entry] } else { Vec::new() }, is_claimable))
         });
         match claimed.await {
             Err(Error::NotFound { .. } | Error::Conflict { .. }) => Ok(false),

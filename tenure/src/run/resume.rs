@@ -38,7 +38,7 @@ fn model_of(detail: &Map<String, Value>) -> Option<String> {
 
 /// Total time the run was paused for reviews. Reviews that were opened together count once, up to
 /// the last decision.
-fn waited(session: &Session, run: &RunId) -> SignedDuration {
+fn review_pause(session: &Session, run: &RunId) -> SignedDuration {
     let reviews = session.reviews.iter().filter(|r| r.opened.run.as_ref() == Some(run));
     let mut pauses: Vec<(Timestamp, Timestamp)> = Vec::new();
     for (from, to) in reviews.filter_map(|r| Some((r.opened_at, r.decided.as_ref()?.0))) {
@@ -56,13 +56,13 @@ fn no_run(id: &SessionId, run: &RunId) -> Error {
 
 impl Tenure {
     /// Returns a run together with its session's head.
-    pub async fn run(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<(Head, Run)> {
+    pub async fn run(&self, principal: &Principal, id: &SessionId, run: &RunId) -> Result<(Head, Run)> {
         self.engine
-            .read(who, id, Depth::Session, |state| {
+            .read(principal, id, Depth::Session, |state| {
                 let session = self.engine.whole_ref(state, id)?;
                 self.engine.check_live(session)?;
-                let found = session.run(run).ok_or_else(|| no_run(id, run))?;
-                Ok((session.head().clone(), found.clone()))
+                let run_state = session.run(run).ok_or_else(|| no_run(id, run))?;
+                Ok((session.head().clone(), run_state.clone()))
             })
             .await
     }
@@ -71,26 +71,26 @@ impl Tenure {
     /// over.
     pub async fn follow(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
         run: &RunId,
         after: Seq,
         limit: usize,
     ) -> Result<RunEvents> {
-        let (head, from, over) = self
+        let (head, first_seq, ended) = self
             .engine
-            .read(who, id, Depth::Session, |state| {
+            .read(principal, id, Depth::Session, |state| {
                 let session = self.engine.whole_ref(state, id)?;
                 self.engine.check_live(session)?;
-                let found = session.run(run).ok_or_else(|| no_run(id, run))?;
-                Ok((session.head().clone(), found.seq, found.ended.is_some()))
+                let run_state = session.run(run).ok_or_else(|| no_run(id, run))?;
+                Ok((session.head().clone(), run_state.seq, run_state.ended.is_some()))
             })
             .await?;
         // A fork's log starts with records of its parent, so the position decides which log is
         // read.
-        let after = after.max(from.saturating_sub(1));
+        let after = after.max(first_seq.saturating_sub(1));
         if after >= head.seq {
-            return Ok(RunEvents { records: Vec::new(), over });
+            return Ok(RunEvents { records: Vec::new(), over: ended });
         }
         let key = self.owner_of(head.clone(), after + 1).await?.key();
         let range = RecordRange { upto: head.seq, limit, ..RecordRange::after(after) };
@@ -106,65 +106,67 @@ impl Tenure {
                 post.message = self.engine.attach_message(&head.tenant, &post.message).await?;
             }
         }
-        let over = end.is_some() || (over && records.is_empty());
-        Ok(RunEvents { records, over })
+        let ended = end.is_some() || (ended && records.is_empty());
+        Ok(RunEvents { records, over: ended })
     }
 
     /// Cancels a run. Its messages stay stored; the node that works on it can commit nothing more
     /// except its partial answer. Idempotent: a run that has already ended is returned unchanged.
-    pub async fn cancel(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<Run> {
-        self.stop_here(who, id, run).await?;
-        let stopped = self.write(who, id, Depth::Session, |state, now| {
+    pub async fn cancel(&self, principal: &Principal, id: &SessionId, run: &RunId) -> Result<Run> {
+        self.stop_local_run(principal, id, run).await?;
+        let cancelled = self.write(principal, id, Depth::Session, |state, now| {
             let session = self.engine.whole_ref(state, id)?;
             self.engine.check_live(session)?;
-            let mut found = session.run(run).ok_or_else(|| no_run(id, run))?.clone();
-            if found.ended.is_some() {
-                return Ok(PendingCommit::new(Vec::new(), found));
+            let mut run_state = session.run(run).ok_or_else(|| no_run(id, run))?.clone();
+            if run_state.ended.is_some() {
+                return Ok(PendingCommit::new(Vec::new(), run_state));
             }
-            let why = "somebody stopped it".to_owned();
-            found.ended = Some((now, RunOutcome::Cancelled));
-            (found.error, found.code) = (Some(why.clone()), Some(CANCELLED.to_owned()));
-            let mut entries = vec![ended(run, RunOutcome::Cancelled, Some(why), Some(CANCELLED))];
+            let reason = "the run was cancelled on request".to_owned();
+            run_state.ended = Some((now, RunOutcome::Cancelled));
+            run_state.error = Some(reason.clone());
+            run_state.code = Some(CANCELLED.to_owned());
+            let mut entries = vec![ended(run, RunOutcome::Cancelled, Some(reason), Some(CANCELLED))];
             entries.extend(unpaused(session));
-            Ok(PendingCommit::new(entries, found))
+            Ok(PendingCommit::new(entries, run_state))
         });
-        stopped.await
+        cancelled.await
     }
 
     /// Cancels a run of this process, and waits up to `STOP_TIMEOUT` until its partial answer is
     /// persisted. On another node, the run stops when that node notices the change.
-    async fn stop_here(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<()> {
+    async fn stop_local_run(&self, principal: &Principal, id: &SessionId, run: &RunId) -> Result<()> {
         // Check access first: a principal without access must not be able to cancel the run.
-        let mut head = self.head(who, id).await?;
-        if !self.shared.turn_locks.cancel(&who.key(id), run) {
+        let mut head = self.head(principal, id).await?;
+        if !self.shared.turn_locks.cancel(&principal.key(id), run) {
             return Ok(());
         }
-        let saved = async {
+        let wait_until_saved = async {
             while head.run.as_ref() == Some(run) {
-                self.changed(who, id, head.seq).await?;
-                head = self.head(who, id).await?;
+                self.changed(principal, id, head.seq).await?;
+                head = self.head(principal, id).await?;
             }
             Ok(())
         };
-        tokio::time::timeout(STOP_TIMEOUT, saved).await.unwrap_or(Ok(()))
+        tokio::time::timeout(STOP_TIMEOUT, wait_until_saved).await.unwrap_or(Ok(()))
     }
 
     /// Starts a run without input from the session's current state: executes pending tool calls, or
     /// generates a missing answer. The run has its own id.
     pub async fn go_on(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
         on_busy: OnBusy,
         detail: Map<String, Value>,
     ) -> Result<OpenRun> {
-        let key = who.key(id);
-        let pass = match self.shared.turn_locks.enter(&key, on_busy, self.limits().max_queue).await? {
-            Admission::Pass(pass) => pass,
+        let key = principal.key(id);
+        let turn_guard = match self.shared.turn_locks.enter(&key, on_busy, self.limits().max_queue).await? {
+            Admission::Pass(turn_guard) => turn_guard,
             Admission::Branch(_) => return Err(Error::Busy { session_id: id.clone() }),
         };
-        let (run, began) = (RunId::generate(), self.now());
-        let opened = self.write(who, id, Depth::Run, |state, now| {
+        let run = RunId::generate();
+        let started_at = self.now();
+        let started = self.write(principal, id, Depth::Run, |state, now| {
             let session = self.engine.run_ref(state, id)?;
             self.engine.check_active(session)?;
             let mut entries: Vec<Entry> = self.step_in(session, &run, on_busy, now)?.into_iter().collect();
@@ -172,13 +174,13 @@ impl Tenure {
             entries.push(Entry::RunStarted { run: run.clone(), claim, detail: detail.clone() });
             Ok(PendingCommit::new(entries, (session.mark.messages, session.assistant.clone())))
         });
-        let (before, assistant) = opened.await?;
-        pass.began(before, &run);
-        let assistant = self.assistant_of(who, assistant).await?;
+        let (before, assistant) = started.await?;
+        turn_guard.began(before, &run);
+        let assistant = self.assistant_of(principal, assistant).await?;
         Ok(OpenRun {
             tenure: self.clone(),
-            who: who.clone(),
-            pass,
+            who: principal.clone(),
+            pass: turn_guard,
             remember: false,
             asked: 0,
             assistant,
@@ -189,8 +191,8 @@ impl Tenure {
             spliced: ReconcileReport::default(),
             messages: Vec::new(),
             detail,
-            started_at: began,
-            claimed_at: began,
+            started_at,
+            claimed_at: started_at,
             recalled: None,
             asking: SpeculativeSlot::default(),
         })
@@ -200,59 +202,60 @@ impl Tenure {
     /// faster, or if the run does not record its model: such a run cannot be resumed without its
     /// client, and is ended as failed (D-043).
     pub async fn take_over(&self, head: &Head) -> Result<Option<OpenRun>> {
-        let (id, who) = (&head.info.session_id, head.owner());
+        let id = &head.info.session_id;
+        let principal = head.owner();
         let Some(run) = head.run.clone() else { return Ok(None) };
-        let pass = match self.shared.turn_locks.enter(&head.key(), OnBusy::Reject, 0).await {
-            Ok(Admission::Pass(pass)) => pass,
+        let turn_guard = match self.shared.turn_locks.enter(&head.key(), OnBusy::Reject, 0).await {
+            Ok(Admission::Pass(turn_guard)) => turn_guard,
             // A turn in this process holds the lock.
             _ => return Ok(None),
         };
-        pass.works_on(&run);
+        turn_guard.works_on(&run);
         let claimed_at = self.now();
         if !self.claim_run(head, &run).await? {
             return Ok(None);
         }
-        let (found, assistant, waited) = self
+        let (run_state, assistant, paused_for) = self
             .engine
-            .read(&who, id, Depth::Run, |state| {
+            .read(&principal, id, Depth::Run, |state| {
                 let session = self.engine.run_ref(state, id)?;
-                Ok((session.run(&run).cloned(), session.assistant.clone(), waited(session, &run)))
+                Ok((session.run(&run).cloned(), session.assistant.clone(), review_pause(session, &run)))
             })
             .await?;
-        let Some(found) = found else { return Ok(None) };
-        if !found.detail.contains_key("model") {
-            self.end_abandoned(&who, id, &run).await?;
+        let Some(run_state) = run_state else { return Ok(None) };
+        if !run_state.detail.contains_key("model") {
+            self.fail_orphaned_run(&principal, id, &run).await?;
             return Ok(None);
         }
-        let assistant = self.assistant_of(&who, assistant).await?;
+        let assistant = self.assistant_of(&principal, assistant).await?;
         Ok(Some(OpenRun {
             tenure: self.clone(),
-            who,
-            pass,
+            who: principal,
+            pass: turn_guard,
             // A client with an idempotency key may retry, so the answer must be stored.
-            remember: found.detail.contains_key(KEYED),
+            remember: run_state.detail.contains_key(KEYED),
             asked: 0,
             assistant,
-            model: model_of(&found.detail),
+            model: model_of(&run_state.detail),
             overlay: Overlay::default(),
             session_id: id.clone(),
             run,
             spliced: ReconcileReport::default(),
             messages: Vec::new(),
-            detail: found.detail,
-            started_at: found.started_at.saturating_add(waited).unwrap_or(found.started_at),
+            detail: run_state.detail,
+            started_at: run_state.started_at.saturating_add(paused_for).unwrap_or(run_state.started_at),
             claimed_at,
             recalled: None,
             asking: SpeculativeSlot::default(),
         }))
     }
 
-    async fn end_abandoned(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<()> {
-        self.write(who, id, Depth::Head, |state, _| {
-            let ours = state.head().is_some_and(|h| self.holds(h, run));
-            let why = "the node that worked on it has stopped".to_owned();
-            let entry = ended(run, RunOutcome::Failed, Some(why), Some("abandoned"));
-            Ok(PendingCommit::new(if ours { vec![entry] } else { Vec::new() }, ()))
+    async fn fail_orphaned_run(&self, principal: &Principal, id: &SessionId, run: &RunId) -> Result<()> {
+        self.write(principal, id, Depth::Head, |state, _| {
+            let is_held = state.head().is_some_and(|h| self.holds(h, run));
+            let reason = "the node that executed the run has stopped, and the run cannot be resumed".to_owned();
+            let entry = ended(run, RunOutcome::Failed, Some(reason), Some("abandoned"));
+            Ok(PendingCommit::new(if is_held { vec![entry] } else { Vec::new() }, ()))
         })
         .await
     }

@@ -42,80 +42,89 @@ impl Tenure {
     /// Returns an unexpired result and updates its last-use time.
     pub async fn cache_get(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
         tool: &str,
         parameters: &Value,
     ) -> Result<Option<CachedToolResult>> {
-        self.engine.know(&who.tenant).await?;
-        let head = self.head(who, id).await?;
+        self.engine.know(&principal.tenant).await?;
+        let head = self.head(principal, id).await?;
         self.engine.check_live(&head)?;
         let now = self.now();
         let key = cache_key(tool, parameters);
-        let item = self.store().get(&shelf(who, id), &key, Some(now)).await?;
-        let item = item.filter(|i| fresh(i, now));
-        let found = if item.is_some() { "hit" } else { "miss" };
-        metrics::counter!("tenure_tool_cache_total", "found" => found).increment(1);
-        item.map(|i| cached(&i, id)).transpose()
+        let item = self.store().get(&cache_namespace(principal, id), &key, Some(now)).await?;
+        let item = item.filter(|i| is_fresh(i, now));
+        let outcome = if item.is_some() { "hit" } else { "miss" };
+        metrics::counter!("tenure_tool_cache_total", "found" => outcome).increment(1);
+        item.map(|i| decode(&i, id)).transpose()
     }
 
     /// Stores a result with the `ttl` of the assistant's policy. Beyond `max_entries`, the least
     /// recently used entry is evicted.
     pub async fn cache_put(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
         tool: &str,
         parameters: &Value,
         result: &Value,
     ) -> Result<()> {
-        self.engine.know(&who.tenant).await?;
-        let head = self.head(who, id).await?;
+        self.engine.know(&principal.tenant).await?;
+        let head = self.head(principal, id).await?;
         self.engine.check_live(&head)?;
         let policy = self.policy(&head.tenant, head.assistant.as_deref()).cache;
         let now = self.now();
         let value = serde_json::json!([tool, parameters, result]).to_string();
         let max = self.limits().max_item_bytes;
         if value.len() > max {
-            let what = format!("the result of tool {tool:?}");
-            return Err(Error::TooLarge { what, limit: "max_item_bytes", max: max as u64 });
+            let subject = format!("the result of tool {tool:?}");
+            return Err(Error::TooLarge { what: subject, limit: "max_item_bytes", max: max as u64 });
         }
         if policy.max_entries == 0 {
             return Ok(());
         }
         let ttl = SignedDuration::try_from(policy.ttl).unwrap_or(SignedDuration::MAX);
-        let (key, expires_at) = (cache_key(tool, parameters), now.checked_add(ttl).ok());
+        let key = cache_key(tool, parameters);
+        let expires_at = now.checked_add(ttl).ok();
         let item = Item { expires_at, ..Item::new(key, value, now) };
-        self.store().put(&shelf(who, id), &item, Some(policy.max_entries)).await
+        self.store().put(&cache_namespace(principal, id), &item, Some(policy.max_entries)).await
     }
 
     /// Lists all unexpired results of a session.
-    pub async fn cache_entries(&self, who: &Principal, id: &SessionId) -> Result<Vec<CachedToolResult>> {
-        self.head(who, id).await?;
+    pub async fn cache_entries(&self, principal: &Principal, id: &SessionId) -> Result<Vec<CachedToolResult>> {
+        self.head(principal, id).await?;
         let now = self.now();
-        let (shelf, mut all, mut after) = (shelf(who, id), Vec::new(), None::<String>);
+        let namespace = cache_namespace(principal, id);
+        let mut all = Vec::new();
+        let mut after = None::<String>;
         loop {
-            let page = self.store().items(&shelf, after.as_deref(), 1000).await?;
+            let page = self.store().items(&namespace, after.as_deref(), 1000).await?;
             let Some(last) = page.last() else { return Ok(all) };
             after = Some(last.key.clone());
-            for item in page.iter().filter(|i| fresh(i, now)) {
-                all.push(cached(item, id)?);
+            for item in page.iter().filter(|i| is_fresh(i, now)) {
+                all.push(decode(item, id)?);
             }
         }
     }
 }
 
-fn shelf(who: &Principal, id: &SessionId) -> Namespace {
-    Namespace { tenant: who.tenant.clone(), owner: Owner::Session(id.clone()), name: CACHE.to_owned() }
+fn cache_namespace(principal: &Principal, id: &SessionId) -> Namespace {
+    Namespace { tenant: principal.tenant.clone(), owner: Owner::Session(id.clone()), name: CACHE.to_owned() }
 }
 
-fn fresh(item: &Item, now: Timestamp) -> bool {
+fn is_fresh(item: &Item, now: Timestamp) -> bool {
     !item.is_expired(now)
 }
 
-fn cached(item: &Item, id: &SessionId) -> Result<CachedToolResult> {
+fn decode(item: &Item, id: &SessionId) -> Result<CachedToolResult> {
     let (tool, parameters, result) = serde_json::from_str(&item.value)
         .map_err(|e| Error::corrupt(format!("cache of session {id}, key {}", item.key), e))?;
-    let (key, created_at, expires_at) = (item.key.clone(), item.created_at, item.expires_at);
-    Ok(CachedToolResult { key, tool, parameters, result, created_at, expires_at })
+    Ok(CachedToolResult {
+        key: item.key.clone(),
+        tool,
+        parameters,
+        result,
+        created_at: item.created_at,
+        expires_at: item.expires_at,
+    })
 }

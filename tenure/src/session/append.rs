@@ -56,11 +56,11 @@ pub struct AppendResult {
 /// Whether a request with an idempotency key was executed before.
 enum EarlierAppend {
     /// The request was executed, with this answer.
-    Done(AppendResult),
+    Executed(AppendResult),
     /// The request was not executed, as long as the log ends at this record.
-    NotAt(Seq),
+    NotExecuted(Seq),
     /// The request has no idempotency key.
-    NotAsked,
+    NoKey,
 }
 
 /// The name of the namespace for idempotency keys of a session.
@@ -70,28 +70,34 @@ const IDEMPOTENCY_TTL: SignedDuration = SignedDuration::from_hours(24);
 
 impl Tenure {
     /// Appends messages to a session atomically. They are durable when it returns.
-    pub async fn append(&self, who: &Principal, id: &SessionId, append: impl Into<Append>) -> Result<AppendResult> {
+    pub async fn append(
+        &self,
+        principal: &Principal,
+        id: &SessionId,
+        append: impl Into<Append>,
+    ) -> Result<AppendResult> {
         let append: Append = append.into();
         let (stored, blobs) = self.engine.detach(&append.messages)?;
         let body = append.idempotency_key.is_some().then(|| body_hash(&append.messages));
         for _ in 0..=self.limits().max_retries {
-            let seen = match self.done_before(who, id, &append, body.as_deref()).await? {
-                EarlierAppend::Done(done) => return Ok(done),
-                EarlierAppend::NotAt(seq) => Some(seq),
-                EarlierAppend::NotAsked => None,
+            let unchanged_since = match self.find_earlier_append(principal, id, &append, body.as_deref()).await? {
+                EarlierAppend::Executed(result) => return Ok(result),
+                EarlierAppend::NotExecuted(seq) => Some(seq),
+                EarlierAppend::NoKey => None,
             };
-            let written = self.write(who, id, Depth::Head, |state, now| {
+            let written = self.write(principal, id, Depth::Head, |state, now| {
                 let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
                 self.engine.check_active(head)?;
                 // With an idempotency key, a concurrent writer may have executed this very request:
                 // check the key again.
-                if let Some(expected) = [append.expect, seen].into_iter().flatten().find(|e| *e != head.seq) {
+                if let Some(expected) = [append.expect, unchanged_since].into_iter().flatten().find(|e| *e != head.seq)
+                {
                     return Err(Error::Conflict { session_id: id.clone(), expected });
                 }
-                let post = |m: &Message| {
+                let entry = |m: &Message| {
                     Entry::Message(MessageEntry { run: append.run.clone(), ..MessageEntry::from(m.clone()) })
                 };
-                let mut entries: Vec<Entry> = stored.iter().map(post).collect();
+                let mut entries: Vec<Entry> = stored.iter().map(entry).collect();
                 let position = head.mark.messages;
                 if append.checkpoint == AutoCheckpoint::Turn {
                     entries.extend(crate::rules::checkpoint::automatic(head, &stored, append.run.as_ref()));
@@ -101,36 +107,41 @@ impl Tenure {
                 let mut draft = PendingCommit::new(entries, appended.clone());
                 draft.blobs = blobs.clone();
                 if let (Some(key), Some(body)) = (&append.idempotency_key, &body) {
-                    draft.items.push((IDEMPOTENCY.to_owned(), remembered(key, body, &appended, now)));
+                    draft.items.push((IDEMPOTENCY.to_owned(), idempotency_item(key, body, &appended, now)));
                 }
                 Ok(draft)
             });
             match written.await {
                 Err(Error::Conflict { .. }) if body.is_some() && append.expect.is_none() => {}
-                answer => return answer,
+                result => return result,
             }
         }
         Err(Error::Conflict { session_id: id.clone(), expected: append.expect.unwrap_or_default() })
     }
 
-    async fn done_before(
+    async fn find_earlier_append(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
         append: &Append,
         body: Option<&str>,
     ) -> Result<EarlierAppend> {
-        let (Some(key), Some(body)) = (&append.idempotency_key, body) else { return Ok(EarlierAppend::NotAsked) };
-        let seq = self.head(who, id).await?.seq;
-        let shelf =
-            Namespace { tenant: who.tenant.clone(), owner: Owner::Session(id.clone()), name: IDEMPOTENCY.to_owned() };
-        let Some(item) = self.store().get(&shelf, key, None).await? else { return Ok(EarlierAppend::NotAt(seq)) };
+        let (Some(key), Some(body)) = (&append.idempotency_key, body) else { return Ok(EarlierAppend::NoKey) };
+        let seq = self.head(principal, id).await?.seq;
+        let namespace = Namespace {
+            tenant: principal.tenant.clone(),
+            owner: Owner::Session(id.clone()),
+            name: IDEMPOTENCY.to_owned(),
+        };
+        let Some(item) = self.store().get(&namespace, key, None).await? else {
+            return Ok(EarlierAppend::NotExecuted(seq));
+        };
         if item.is_expired(self.now()) {
-            return Ok(EarlierAppend::NotAt(seq));
+            return Ok(EarlierAppend::NotExecuted(seq));
         }
-        let (hash, done): (String, AppendResult) = serde_json::from_str(&item.value)
+        let (hash, result): (String, AppendResult) = serde_json::from_str(&item.value)
             .map_err(|e| Error::corrupt(format!("idempotency key of session {id}"), e))?;
-        if hash != body { Err(Error::KeyReused { key: key.clone() }) } else { Ok(EarlierAppend::Done(done)) }
+        if hash != body { Err(Error::KeyReused { key: key.clone() }) } else { Ok(EarlierAppend::Executed(result)) }
     }
 }
 
@@ -142,8 +153,8 @@ fn body_hash(messages: &[Message]) -> String {
     hash.finalize().to_hex().to_string()
 }
 
-fn remembered(key: &str, body: &str, done: &AppendResult, now: Timestamp) -> Item {
-    let value = serde_json::to_string(&(body, done)).expect("plain data");
+fn idempotency_item(key: &str, body: &str, result: &AppendResult, now: Timestamp) -> Item {
+    let value = serde_json::to_string(&(body, result)).expect("an append result always serializes to JSON");
     let expires_at = now.checked_add(IDEMPOTENCY_TTL).ok();
     Item { expires_at, ..Item::new(key, value, now) }
 }

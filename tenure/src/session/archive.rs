@@ -47,15 +47,15 @@ impl Tenure {
 
     /// Expires a session if necessary and moves it to another id. Does nothing if it was restored
     /// or moved concurrently.
-    pub(crate) async fn archive(&self, who: &Principal, id: &SessionId) -> Result<()> {
-        let mut head = match self.head(who, id).await {
+    pub(crate) async fn archive(&self, principal: &Principal, id: &SessionId) -> Result<()> {
+        let mut head = match self.head(principal, id).await {
             Err(Error::NotFound { .. }) => return Ok(()),
             head => head?,
         };
         if head.status.is_live() && self.engine.status_of(&head) == Status::Expired {
             let now = self.now();
             self.end(head, EndReason::Expired, now).await?;
-            head = self.head(who, id).await?;
+            head = self.head(principal, id).await?;
         }
         if head.status != Status::Expired {
             return Ok(());
@@ -76,7 +76,7 @@ impl Tenure {
             // The session was written to concurrently: it continues, and its archive is a fork like
             // any other.
             Err(Error::Conflict { .. }) => Ok(()),
-            done => done,
+            result => result,
         }
     }
 
@@ -94,11 +94,14 @@ impl Tenure {
         for attempt in 0.. {
             let session = archive_id(&old.info.session_id, at, attempt)?;
             let key = SessionKey { tenant: old.tenant.clone(), session };
-            if let Some(found) = self.store().head(&key).await? {
+            if let Some(existing) = self.store().head(&key).await? {
                 // The head of an earlier attempt that was interrupted, or of another session that
                 // happens to have this id.
-                if found.info.created_at == old.info.created_at && found.seq > old.seq && found.user == old.user {
-                    return Ok(Some(found));
+                if existing.info.created_at == old.info.created_at
+                    && existing.seq > old.seq
+                    && existing.user == old.user
+                {
+                    return Ok(Some(existing));
                 }
                 continue;
             }
@@ -122,13 +125,14 @@ impl Tenure {
     async fn items_to_move(&self, from: &SessionKey, to: &SessionKey) -> Result<Vec<(String, Item)>> {
         let mut moved = Vec::new();
         for name in MOVED {
-            let (namespace, mut after) = (namespace(from, name), None::<String>);
+            let namespace = namespace(from, name);
+            let mut after = None::<String>;
             loop {
                 let page = self.store().items(&namespace, after.as_deref(), PAGE).await?;
                 let Some(last) = page.last() else { break };
                 after = Some(last.key.clone());
                 for item in page {
-                    let item = if name == TRACES { moved_trace(item, from, to)? } else { item };
+                    let item = if name == TRACES { moved_back_reference(item, from, to)? } else { item };
                     moved.push((name.to_owned(), item));
                 }
             }
@@ -139,14 +143,17 @@ impl Tenure {
 
 /// Updates the back reference from the session to a memory: a memory of the session itself moves to
 /// the new id.
-fn moved_trace(item: Item, from: &SessionKey, to: &SessionKey) -> Result<Item> {
+fn moved_back_reference(item: Item, from: &SessionKey, to: &SessionKey) -> Result<Item> {
     let owner = |key: &SessionKey| Owner::Session(key.session.clone()).to_string();
-    let corrupt = |e| Error::corrupt(format!("trace {} of session {from}", item.key), e);
-    let mut trace: BackReference = serde_json::from_str(&item.value).map_err(corrupt)?;
-    if trace.owner == owner(from) {
-        trace.owner = owner(to);
+    let corrupt = |e| Error::corrupt(format!("memory back reference {} of session {from}", item.key), e);
+    let mut back_reference: BackReference = serde_json::from_str(&item.value).map_err(corrupt)?;
+    if back_reference.owner == owner(from) {
+        back_reference.owner = owner(to);
     }
-    Ok(Item { value: serde_json::to_string(&trace).expect("plain data"), ..item })
+    Ok(Item {
+        value: serde_json::to_string(&back_reference).expect("a back reference always serializes to JSON"),
+        ..item
+    })
 }
 
 fn namespace(key: &SessionKey, name: &str) -> Namespace {
@@ -156,20 +163,20 @@ fn namespace(key: &SessionKey, name: &str) -> Namespace {
 /// The id of the archive: `ID:20260213T101112.123456Z`, with the time at which the session expired.
 /// A long id is truncated, and made unique by its hash.
 fn archive_id(id: &SessionId, at: Timestamp, attempt: usize) -> Result<SessionId> {
-    let mut end = format!(":{}", at.strftime("%Y%m%dT%H%M%S%.6fZ"));
+    let mut suffix = format!(":{}", at.strftime("%Y%m%dT%H%M%S%.6fZ"));
     if attempt > 0 {
-        end.push_str(&format!("-{attempt}"));
+        suffix.push_str(&format!("-{attempt}"));
     }
     let id = id.as_str();
-    if id.len() + end.len() <= MAX_NAME_BYTES {
-        return Ok(SessionId::new(format!("{id}{end}"))?);
+    if id.len() + suffix.len() <= MAX_NAME_BYTES {
+        return Ok(SessionId::new(format!("{id}{suffix}"))?);
     }
     let hash = &blake3::hash(id.as_bytes()).to_hex()[..16];
-    let mut cut = MAX_NAME_BYTES - end.len() - hash.len() - 1;
-    while !id.is_char_boundary(cut) {
-        cut -= 1;
+    let mut prefix_len = MAX_NAME_BYTES - suffix.len() - hash.len() - 1;
+    while !id.is_char_boundary(prefix_len) {
+        prefix_len -= 1;
     }
-    Ok(SessionId::new(format!("{}:{hash}{end}", &id[..cut]))?)
+    Ok(SessionId::new(format!("{}:{hash}{suffix}", &id[..prefix_len]))?)
 }
 
 #[cfg(test)]
@@ -177,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_id_of_an_archive_is_valid_and_tells_sessions_apart() {
+    fn the_id_of_an_archive_is_valid_and_distinguishes_sessions() {
         let at: Timestamp = "2026-02-13T10:11:12.123456Z".parse().unwrap();
         let named = |id: &str, attempt| archive_id(&SessionId::new(id).unwrap(), at, attempt).unwrap().to_string();
         assert_eq!(named("chat", 0), "chat:20260213T101112.123456Z");

@@ -22,76 +22,76 @@ impl Tenure {
     }
 
     /// Finds an assistant by its name.
-    pub async fn assistant(&self, who: &Principal, name: &str) -> Result<Option<Arc<Assistant>>> {
-        self.engine.assistant(who, name).await
+    pub async fn assistant(&self, principal: &Principal, name: &str) -> Result<Option<Arc<Assistant>>> {
+        self.engine.assistant(principal, name).await
     }
 
     /// Lists all assistants by name: the declared ones and the tenant's own.
-    pub async fn assistants(&self, who: &Principal) -> Result<Vec<Arc<Assistant>>> {
-        self.engine.assistants(who).await
+    pub async fn assistants(&self, principal: &Principal) -> Result<Vec<Arc<Assistant>>> {
+        self.engine.assistants(principal).await
     }
 
     /// Creates or replaces a tenant's own assistant. Returns true if it is new. Its policy applies
     /// to its existing sessions too.
-    pub async fn put_assistant(&self, who: &Principal, assistant: Assistant) -> Result<bool> {
-        let item = self.assistant_item(who, &assistant)?;
+    pub async fn put_assistant(&self, principal: &Principal, assistant: Assistant) -> Result<bool> {
+        let item = self.assistant_item(principal, &assistant)?;
         let _changing = self.engine.assistants_known().changing.lock().await;
-        let new = self.store().get(&shelf(&who.tenant), &item.key, None).await?.is_none();
-        self.store().put(&shelf(&who.tenant), &item, None).await?;
-        self.engine.read_assistants(&who.tenant).await?;
+        let new = self.store().get(&shelf(&principal.tenant), &item.key, None).await?.is_none();
+        self.store().put(&shelf(&principal.tenant), &item, None).await?;
+        self.engine.read_assistants(&principal.tenant).await?;
         Ok(new)
     }
 
     /// Creates a tenant's own assistant unless one of that name exists. Returns true if it was
     /// created. Concurrent calls in one process create it only once; between processes the last
     /// write wins (D-057).
-    pub async fn create_assistant(&self, who: &Principal, assistant: Assistant) -> Result<bool> {
-        let item = self.assistant_item(who, &assistant)?;
+    pub async fn create_assistant(&self, principal: &Principal, assistant: Assistant) -> Result<bool> {
+        let item = self.assistant_item(principal, &assistant)?;
         let _changing = self.engine.assistants_known().changing.lock().await;
-        let free = self.store().get(&shelf(&who.tenant), &item.key, None).await?.is_none();
+        let free = self.store().get(&shelf(&principal.tenant), &item.key, None).await?.is_none();
         if free {
-            self.store().put(&shelf(&who.tenant), &item, None).await?;
+            self.store().put(&shelf(&principal.tenant), &item, None).await?;
         }
-        self.engine.read_assistants(&who.tenant).await?;
+        self.engine.read_assistants(&principal.tenant).await?;
         Ok(free)
     }
 
-    fn assistant_item(&self, who: &Principal, assistant: &Assistant) -> Result<Item> {
-        self.may_change(who, &assistant.name)?;
-        check_text(&assistant.name).map_err(|why| Error::invalid("name", format!("not a valid name: {why}")))?;
+    fn assistant_item(&self, principal: &Principal, assistant: &Assistant) -> Result<Item> {
+        self.may_change(principal, &assistant.name)?;
+        check_text(&assistant.name).map_err(|reason| Error::invalid("name", format!("not a valid name: {reason}")))?;
         assistant.memory.as_ref().map_or(Ok(()), MemoryConfig::check)?;
         if !assistant.tools.is_empty() {
             return Err(Error::invalid("tools", "tools can only be declared in the server's configuration"));
         }
-        let value = serde_json::to_string(assistant).expect("plain data");
+        let value = serde_json::to_string(assistant).expect("an assistant always serializes to JSON");
         let max = self.limits().max_info_bytes;
         if value.len() > max {
             return Err(Error::TooLarge { what: "an assistant".into(), limit: "max_info_bytes", max: max as u64 });
         }
-        let (now, key) = (self.now(), assistant.name.clone());
-        Ok(Item::new(key, value, now))
+        let now = self.now();
+        Ok(Item::new(assistant.name.clone(), value, now))
     }
 
     /// Removes a tenant's own assistant. Returns true if there was one. Its sessions remain, and
     /// get the default policy.
-    pub async fn remove_assistant(&self, who: &Principal, name: &str) -> Result<bool> {
-        self.may_change(who, name)?;
+    pub async fn remove_assistant(&self, principal: &Principal, name: &str) -> Result<bool> {
+        self.may_change(principal, name)?;
         let _changing = self.engine.assistants_known().changing.lock().await;
-        let removed = self.store().remove(&shelf(&who.tenant), name).await?;
-        self.engine.read_assistants(&who.tenant).await?;
+        let removed = self.store().remove(&shelf(&principal.tenant), name).await?;
+        self.engine.read_assistants(&principal.tenant).await?;
         Ok(removed)
     }
 
-    fn may_change(&self, who: &Principal, name: &str) -> Result<()> {
-        if who.reach != AccessScope::Tenant {
+    fn may_change(&self, principal: &Principal, name: &str) -> Result<()> {
+        if principal.reach != AccessScope::Tenant {
             return Err(Error::invalid("name", "only an administrator of the tenant can change assistants"));
         }
-        match self.is_declared(name) {
-            true => Err(Error::invalid(
+        if self.is_declared(name) {
+            return Err(Error::invalid(
                 "name",
                 format!("assistant {name:?} is declared in the configuration; change it there"),
-            )),
-            false => Ok(()),
+            ));
         }
+        Ok(())
     }
 }

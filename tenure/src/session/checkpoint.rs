@@ -60,8 +60,8 @@ impl fmt::Debug for CheckpointHook {
 impl SessionObserver for CheckpointHook {
     async fn committed(&self, _: &Tenure, event: &Committed) {
         let Some((label, seq)) = event.checkpoint.clone() else { return };
-        if let Err(why) = self.0(event.head.clone(), label, seq).await {
-            tracing::warn!(session_id = %event.head.info.session_id, why, "an on_checkpoint hook failed");
+        if let Err(reason) = self.0(event.head.clone(), label, seq).await {
+            tracing::warn!(session_id = %event.head.info.session_id, reason, "an on_checkpoint hook failed");
         }
     }
 }
@@ -84,28 +84,27 @@ impl Tenure {
     /// named after its record.
     pub async fn checkpoint(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
         label: Option<CheckpointLabel>,
     ) -> Result<Checkpoint> {
-        self.write(who, id, Depth::Head, |state, now| {
+        self.write(principal, id, Depth::Head, |state, now| {
             let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
             self.engine.check_live(head)?;
             let seq = head.seq + 1;
             let auto = label.is_none();
             let label = label.clone().map_or_else(|| CheckpointLabel::new(format!("auto-{seq}")), Ok)?;
-            let (run, step, state) = Default::default();
-            let entry = CheckpointEntry { label, auto, run, step, state };
-            let made = checkpoint(&entry, seq, now, head.mark.messages);
-            Ok(PendingCommit::new(vec![Entry::Checkpoint(entry)], made))
+            let entry = CheckpointEntry { label, auto, run: None, step: None, state: Default::default() };
+            let created = checkpoint(&entry, seq, now, head.mark.messages);
+            Ok(PendingCommit::new(vec![Entry::Checkpoint(entry)], created))
         })
         .await
     }
 
     /// Lists the checkpoints of a session, oldest first.
-    pub async fn checkpoints(&self, who: &Principal, id: &SessionId) -> Result<Vec<Checkpoint>> {
+    pub async fn checkpoints(&self, principal: &Principal, id: &SessionId) -> Result<Vec<Checkpoint>> {
         self.engine
-            .read(who, id, Depth::Session, |state| {
+            .read(principal, id, Depth::Session, |state| {
                 let session = self.engine.whole_ref(state, id)?;
                 self.engine.check_live(session)?;
                 Ok(session.checkpoints.clone())
@@ -115,48 +114,49 @@ impl Tenure {
 
     /// Rewinds a session to a point. The messages after it are discarded, but stay readable with
     /// [`Tenure::discarded`].
-    pub async fn rewind(&self, who: &Principal, id: &SessionId, to: impl Into<Point>) -> Result<RewindResult> {
+    pub async fn rewind(&self, principal: &Principal, id: &SessionId, to: impl Into<Point>) -> Result<RewindResult> {
         let to = to.into();
-        self.write(who, id, Depth::Session, |state, _| {
+        self.write(principal, id, Depth::Session, |state, _| {
             let session = self.engine.whole_ref(state, id)?;
             self.engine.check_live(session)?;
-            let place = place(session, &to)?;
-            let (discarded, position) = (session.messages.len() - place.position, place.position);
-            if discarded == 0 && session.checkpoints.iter().all(|c| c.seq <= place.seq) {
+            let target = place(session, &to)?;
+            let position = target.position;
+            let discarded = session.messages.len() - position;
+            if discarded == 0 && session.checkpoints.iter().all(|c| c.seq <= target.seq) {
                 return Ok(PendingCommit::new(Vec::new(), RewindResult { seq: session.seq, position, discarded }));
             }
-            let cut = session.messages[position..].iter().map(|m| m.message.clone()).collect();
+            let discarded_messages = session.messages[position..].iter().map(|m| m.message.clone()).collect();
             // An open review of a discarded call need not be decided, and its run cannot continue:
             // the run is cancelled.
-            let moot = session.open_reviews().find(|r| r.seq > place.seq).and_then(|r| r.opened.run.clone());
-            let why = || Some("the session was rewound".to_owned());
-            let over = moot.map(|run| ended(&run, RunOutcome::Cancelled, why(), Some("superseded")));
-            let on = over.as_ref().and_then(|_| unpaused(session));
-            let entry = Entry::Rewound(RewindEntry { to: place.seq, mark: place.mark });
-            let entries: Vec<Entry> = [entry].into_iter().chain(over).chain(on).collect();
+            let moot_run = session.open_reviews().find(|r| r.seq > target.seq).and_then(|r| r.opened.run.clone());
+            let reason = || Some("the session was rewound".to_owned());
+            let run_ended = moot_run.map(|run| ended(&run, RunOutcome::Cancelled, reason(), Some("superseded")));
+            let unpaused = run_ended.as_ref().and_then(|_| unpaused(session));
+            let entry = Entry::Rewound(RewindEntry { to: target.seq, mark: target.mark });
+            let entries: Vec<Entry> = [entry].into_iter().chain(run_ended).chain(unpaused).collect();
             let seq = session.seq + entries.len() as Seq;
             let mut draft = PendingCommit::new(entries, RewindResult { seq, position, discarded });
-            draft.cut = cut;
+            draft.cut = discarded_messages;
             Ok(draft)
         })
         .await
     }
 
     /// Rewinds a session to a point and loads it.
-    pub async fn resume(&self, who: &Principal, id: &SessionId, at: impl Into<Point>) -> Result<Session> {
-        self.rewind(who, id, at).await?;
-        self.load(who, id).await
+    pub async fn resume(&self, principal: &Principal, id: &SessionId, point: impl Into<Point>) -> Result<Session> {
+        self.rewind(principal, id, point).await?;
+        self.load(principal, id).await
     }
 
     /// Lists the messages that rewinds have discarded, oldest rewind first.
-    pub async fn discarded(&self, who: &Principal, id: &SessionId) -> Result<Vec<DiscardedMessages>> {
-        let head = self.head(who, id).await?;
+    pub async fn discarded(&self, principal: &Principal, id: &SessionId) -> Result<Vec<DiscardedMessages>> {
+        let head = self.head(principal, id).await?;
         let mut session = Session::empty(head.clone());
         let mut all = Vec::new();
         for record in self.engine.log(&head).await?.into_iter().flatten() {
             let mut messages = session.take(&record);
-            for said in &mut messages {
-                said.message = self.engine.attach_message(&head.tenant, &said.message).await?;
+            for stored in &mut messages {
+                stored.message = self.engine.attach_message(&head.tenant, &stored.message).await?;
             }
             if !messages.is_empty() {
                 let position = session.messages.len();
@@ -170,16 +170,16 @@ impl Tenure {
     /// session can change the other.
     pub async fn fork(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
-        at: impl Into<Point>,
+        point: impl Into<Point>,
         new: Option<SessionId>,
     ) -> Result<Head> {
-        let at = at.into();
-        let need = if at == Point::End { Depth::Head } else { Depth::Session };
-        let (head, place) = self
+        let point = point.into();
+        let need = if point == Point::End { Depth::Head } else { Depth::Session };
+        let (head, fork_point) = self
             .engine
-            .read(who, id, need, |state| {
+            .read(principal, id, need, |state| {
                 let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
                 self.engine.check_live(head)?;
                 self.engine.check_expected(head)?;
@@ -188,14 +188,14 @@ impl Tenure {
                     return Ok((head.clone(), end));
                 }
                 let session = self.engine.whole_ref(state, id)?;
-                let place = place(session, &at)?;
-                Ok((session.head_at(place.seq), place))
+                let fork_point = place(session, &point)?;
+                Ok((session.head_at(fork_point.seq), fork_point))
             })
             .await?;
-        let owner = self.owner_of(head.clone(), place.seq).await?;
-        let record = fork_record(&head, &owner.info.session_id, place, self.now());
-        let key = who.key(&new.unwrap_or_else(SessionId::generate));
-        self.engine.reserve_session(who, [&record].into_iter()).await?;
+        let owner = self.owner_of(head.clone(), fork_point.seq).await?;
+        let record = fork_record(&head, &owner.info.session_id, fork_point, self.now());
+        let key = principal.key(&new.unwrap_or_else(SessionId::generate));
+        self.engine.reserve_session(principal, [&record].into_iter()).await?;
         self.engine.begin(&key, &record, Vec::new()).await
     }
 

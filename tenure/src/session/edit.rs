@@ -18,19 +18,21 @@ use jiff::Timestamp;
 
 impl Session {
     /// Loads a session.
-    pub async fn load(tenure: &Tenure, who: &Principal, id: &SessionId) -> Result<Session> {
-        tenure.load(who, id).await
+    pub async fn load(tenure: &Tenure, principal: &Principal, id: &SessionId) -> Result<Session> {
+        tenure.load(principal, id).await
     }
 
     /// Commits all changes since the session was loaded, atomically. Does nothing if there are none.
     pub async fn save(&mut self, tenure: &Tenure) -> Result<()> {
         let Some(first) = self.pending.first().cloned() else { return Ok(()) };
-        let speaks = self.pending.iter().any(|r| matches!(r.entry, Entry::Message(_)));
-        match speaks {
-            true => tenure.engine.check_active(self)?,
-            false => tenure.engine.check_live(self)?,
+        let has_messages = self.pending.iter().any(|r| matches!(r.entry, Entry::Message(_)));
+        if has_messages {
+            tenure.engine.check_active(self)?;
+        } else {
+            tenure.engine.check_live(self)?;
         }
-        let (mut records, mut blobs) = (Vec::new(), Vec::new());
+        let mut records = Vec::new();
+        let mut blobs = Vec::new();
         for mut record in self.pending.iter().cloned() {
             if let Entry::Message(post) = &mut record.entry {
                 let (stored, media) = tenure.engine.detach(std::slice::from_ref(&post.message))?;
@@ -50,12 +52,12 @@ impl Session {
             let head = tenure.engine.begin_with(&self.key(), &records[0], more, blobs).await?;
             self.set_head(head);
         } else {
-            let cut = self.cut_off.clone();
+            let discarded = self.cut_off.clone();
             // The hash covers the records as they are stored, with blob references in place of media.
             let hash = self.saved.and_then(|end| end.hash);
             let log = hash.map(|before| records.iter().fold(before, |hash, record| hash.then(record)));
             let head = Head { log, ..self.head().clone() };
-            let commit = Commit { blobs, cut, ..Commit::new(self.saved, records, head) };
+            let commit = Commit { blobs, cut: discarded, ..Commit::new(self.saved, records, head) };
             tenure.engine.commit_step(&commit).await?;
             tenure.engine.forget(&self.key());
             self.set_head(commit.head);
@@ -78,8 +80,8 @@ impl Session {
             self.saved = Some(self.head().end());
         }
         let record = Record { seq: self.seq + 1, at, entry };
-        let cut = self.apply(&record);
-        self.cut_off.extend(cut.into_iter().map(|said| said.message));
+        let discarded = self.apply(&record);
+        self.cut_off.extend(discarded.into_iter().map(|stored| stored.message));
         self.pending.push(record);
     }
 
@@ -91,18 +93,17 @@ impl Session {
     /// Sets a checkpoint at the end, in memory.
     pub fn add_checkpoint(&mut self, label: &str, at: Timestamp) -> Result<Checkpoint> {
         let label = CheckpointLabel::new(label)?;
-        let (auto, run, step, state) = Default::default();
-        let entry = CheckpointEntry { label, auto, run, step, state };
-        let made = checkpoint(&entry, self.seq + 1, at, self.messages.len());
+        let entry = CheckpointEntry { label, auto: false, run: None, step: None, state: Default::default() };
+        let created = checkpoint(&entry, self.seq + 1, at, self.messages.len());
         self.add(Entry::Checkpoint(entry), at);
-        Ok(made)
+        Ok(created)
     }
 
     /// Discards everything after a checkpoint or another point, in memory. Discarded messages stay
     /// in the log.
     pub fn truncate_to(&mut self, point: impl Into<Point>, at: Timestamp) -> Result<()> {
-        let place = place(self, &point.into())?;
-        self.add(Entry::Rewound(RewindEntry { to: place.seq, mark: place.mark }), at);
+        let resolved = place(self, &point.into())?;
+        self.add(Entry::Rewound(RewindEntry { to: resolved.seq, mark: resolved.mark }), at);
         Ok(())
     }
 }
@@ -113,16 +114,16 @@ pub fn fork_session(source: &Session, point: impl Into<Point>, new: SessionId, a
     if source.is_changed() {
         return Err(Error::invalid("source", "save the session before forking it"));
     }
-    let place = place(source, &point.into())?;
-    let record = fork_record(&source.head_at(place.seq), &source.info.session_id, place.clone(), at);
+    let resolved = place(source, &point.into())?;
+    let record = fork_record(&source.head_at(resolved.seq), &source.info.session_id, resolved.clone(), at);
     let key = SessionKey { tenant: source.tenant.clone(), session: new };
     let Some(head) = Head::begin(&key, &record) else {
         return Err(Error::invalid("source", "not a session"));
     };
     let mut fork = Session::empty(head);
-    fork.messages = source.messages[..place.position].to_vec();
-    fork.checkpoints = source.checkpoints.iter().filter(|c| c.seq <= place.seq).cloned().collect();
-    fork.summaries = source.summaries.iter().filter(|s| s.seq <= place.seq).cloned().collect();
+    fork.messages = source.messages[..resolved.position].to_vec();
+    fork.checkpoints = source.checkpoints.iter().filter(|c| c.seq <= resolved.seq).cloned().collect();
+    fork.summaries = source.summaries.iter().filter(|s| s.seq <= resolved.seq).cloned().collect();
     fork.uncompacted = source.uncompacted;
     fork.pending.push(record);
     Ok(fork)
@@ -132,14 +133,14 @@ pub fn fork_session(source: &Session, point: impl Into<Point>, new: SessionId, a
 /// also writes them to `{session_id}.discarded.jsonl`.
 pub async fn resume_session(
     tenure: &Tenure,
-    who: &Principal,
+    principal: &Principal,
     id: &SessionId,
     point: impl Into<Point>,
 ) -> Result<Session> {
-    tenure.resume(who, id, point).await
+    tenure.resume(principal, id, point).await
 }
 
 /// Lists the checkpoints of a session, oldest first.
-pub async fn list_checkpoints(tenure: &Tenure, who: &Principal, id: &SessionId) -> Result<Vec<Checkpoint>> {
-    tenure.checkpoints(who, id).await
+pub async fn list_checkpoints(tenure: &Tenure, principal: &Principal, id: &SessionId) -> Result<Vec<Checkpoint>> {
+    tenure.checkpoints(principal, id).await
 }

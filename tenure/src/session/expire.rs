@@ -27,31 +27,31 @@ impl Tenure {
         Fut: Future<Output = Result<(), String>> + Send + 'static,
     {
         let mut hooks = self.shared.hooks.write().unwrap_or_else(|e| e.into_inner());
-        hooks.push(SessionEndHook(Arc::new(move |session, why| Box::pin(hook(session, why)))));
+        hooks.push(SessionEndHook(Arc::new(move |session, end_reason| Box::pin(hook(session, end_reason)))));
     }
 
     /// Calls the hooks, then marks a session as expired. Returns false if the session became active
     /// meanwhile and was not ended.
-    pub(crate) async fn end(&self, head: Head, why: EndReason, now: Timestamp) -> Result<bool> {
+    pub(crate) async fn end(&self, head: Head, end_reason: EndReason, now: Timestamp) -> Result<bool> {
         let hooks = self.shared.hooks.read().unwrap_or_else(|e| e.into_inner()).clone();
         if !hooks.is_empty() {
             let session = Arc::new(self.engine.attach(self.engine.fold(head.clone()).await?).await?);
             for SessionEndHook(hook) in &hooks {
-                if let Err(e) = hook(session.clone(), why).await {
+                if let Err(e) = hook(session.clone(), end_reason).await {
                     self.look_again(&head, now.checked_add(HOOK_RETRY).ok()).await?;
                     return Err(Error::unavailable(format!("an on_expire hook failed: {e}")));
                 }
             }
         }
-        let who =
+        let principal =
             Principal { tenant: head.tenant.clone(), user: head.user.clone(), reach: AccessScope::Tenant, quota: None };
         let id = head.info.session_id.clone();
-        let ended = self.write(&who, &id, Depth::Head, |state, _| {
+        let ended = self.write(&principal, &id, Depth::Head, |state, _| {
             let Some(current) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
             if current.active_at != head.active_at || !current.status.is_live() {
                 return Ok(PendingCommit::new(Vec::new(), false));
             }
-            let reason = (why == EndReason::Evicted).then(|| "over max_sessions".to_owned());
+            let reason = (end_reason == EndReason::Evicted).then(|| "over max_sessions".to_owned());
             Ok(PendingCommit::new(vec![Entry::Status { to: Status::Expired, reason }], true))
         });
         ended.await
@@ -64,7 +64,7 @@ impl Tenure {
         self.engine.forget(&head.key());
         match self.engine.commit_step(&Commit::new(Some(head.end()), Vec::new(), head)).await {
             Err(Error::Conflict { .. } | Error::NotFound { .. }) => Ok(()),
-            done => done,
+            result => result,
         }
     }
 }

@@ -55,21 +55,26 @@ struct PrefixMatch {
     /// Whether an answer follows the prefix in the request.
     is_followed_by_an_answer: bool,
     /// Whether the prefix is at least as long as a window must be.
-    tells_enough: bool,
+    is_specific: bool,
 }
 
 impl<'a> MatchKeys<'a> {
     /// Computes the lookup keys of a request.
     fn of(messages: &'a [Message]) -> Self {
         let mut keys = Self::default();
-        let (mut hash, mut question) = (VisibleHash::default(), None);
-        let (mut is_ours, mut is_answered) = (false, false);
-        let (mut visible, mut window) = (Vec::new(), None);
-        let (mut chars, mut answered, mut answers) = (0, 0, Vec::new());
+        let mut hash = VisibleHash::default();
+        let mut question = None;
+        let mut has_assistant = false;
+        let mut is_answered = false;
+        let mut visible = Vec::new();
+        let mut window = None;
+        let mut chars = 0;
+        let mut answer_count = 0;
+        let mut answers = Vec::new();
         for message in messages {
             let role = message.role();
             keys.calls.extend(message.call_ids().into_iter().chain(message.answers()).map(|id| id.into_owned()));
-            is_ours |= role == Role::Assistant;
+            has_assistant |= role == Role::Assistant;
             if message.is_visible() {
                 let meaning = message.meaning();
                 hash = hash.then(role, &meaning);
@@ -78,20 +83,22 @@ impl<'a> MatchKeys<'a> {
                 match role {
                     Role::User => question = Some(VisibleHash::default().then(role, &meaning)),
                     _ => {
-                        (is_answered, answered) = (true, answered + 1);
+                        is_answered = true;
+                        answer_count += 1;
                         window = question.map(|q: VisibleHash| (visible.len(), q.then(role, &meaning)));
                     }
                 }
             }
-            if is_ours && !visible.is_empty() && keys.prefixes.last().is_none_or(|p: &PrefixMatch| p.hash != hash) {
-                let tells_enough = visible.len() >= MIN_WINDOW_MESSAGES || chars >= MIN_WINDOW_CHARS;
+            if has_assistant && !visible.is_empty() && keys.prefixes.last().is_none_or(|p: &PrefixMatch| p.hash != hash)
+            {
+                let is_specific = visible.len() >= MIN_WINDOW_MESSAGES || chars >= MIN_WINDOW_CHARS;
                 let is_followed_by_an_answer = false;
-                keys.prefixes.push(PrefixMatch { hash, is_answered, is_followed_by_an_answer, tells_enough });
-                answers.push(answered);
+                keys.prefixes.push(PrefixMatch { hash, is_answered, is_followed_by_an_answer, is_specific });
+                answers.push(answer_count);
             }
         }
         for (prefix, answers) in keys.prefixes.iter_mut().zip(answers) {
-            prefix.is_followed_by_an_answer = answers < answered;
+            prefix.is_followed_by_an_answer = answers < answer_count;
         }
         keys.prefixes.reverse();
         keys.window = window.map(|(len, exchange)| {
@@ -119,24 +126,24 @@ impl Tenure {
     ///    all messages before it in this order, if these are specific enough (D-025).
     ///
     /// An ambiguous match returns `None`.
-    pub async fn find(&self, who: &Principal, messages: &[Message]) -> Result<Option<SessionId>> {
+    pub async fn find(&self, principal: &Principal, messages: &[Message]) -> Result<Option<SessionId>> {
         let keys = MatchKeys::of(messages);
         if keys.prefixes.is_empty() && keys.calls.is_empty() {
             return Ok(None);
         }
-        self.engine.know(&who.tenant).await?;
+        self.engine.know(&principal.tenant).await?;
         // A review notice is not stored in any session, but names the session that it belongs to (D-026).
         if let Some(id) = messages.iter().rev().find_map(noticed)
-            && self.is_continued(who, &id, messages).await?
+            && self.is_continued(principal, &id, messages).await?
         {
             return Ok(Some(id));
         }
-        if let Some(found) = self.find_by_prefix(who, &keys, messages).await? {
-            return Ok(found);
+        if let Some(matched) = self.find_by_prefix(principal, &keys, messages).await? {
+            return Ok(matched);
         }
-        match self.find_by_call(who, &keys, messages).await? {
-            Some(found) => Ok(found),
-            None => self.find_by_window(who, &keys).await,
+        match self.find_by_call(principal, &keys, messages).await? {
+            Some(matched) => Ok(matched),
+            None => self.find_by_window(principal, &keys).await,
         }
     }
 
@@ -144,33 +151,33 @@ impl Tenure {
     /// `Some(None)` that several did.
     async fn find_by_call(
         &self,
-        who: &Principal,
+        principal: &Principal,
         keys: &MatchKeys<'_>,
         messages: &[Message],
     ) -> Result<Option<Option<SessionId>>> {
         let matches: Vec<_> = keys.calls.iter().take(MAX_CALLS).map(|id| VisibleHash::of_call(id)).collect();
-        let mut heads = self.live_matches(who, |query| query.matches = matches).await?;
+        let mut heads = self.live_matches(principal, |query| query.matches = matches).await?;
         heads.retain(|head| keys.has_call_of(head));
         if heads.len() > MAX_WINDOW_CANDIDATES {
             return Ok(Some(None));
         }
         // Not every server generates unique ids: the call and its question must agree too, as far
         // as the request has them.
-        let mut found = None;
+        let mut matched = None;
         for head in heads {
             let session = self.engine.fold(head).await?;
-            if issued_calls(&session, messages) && found.replace(session.info.session_id.clone()).is_some() {
+            if issued_calls(&session, messages) && matched.replace(session.info.session_id.clone()).is_some() {
                 return Ok(Some(None));
             }
         }
-        Ok(found.map(Some))
+        Ok(matched.map(Some))
     }
 
     /// Finds the session whose conversation is a prefix of the request. `None` means that no
     /// conversation is, `Some(None)` that several are.
     async fn find_by_prefix(
         &self,
-        who: &Principal,
+        principal: &Principal,
         keys: &MatchKeys<'_>,
         messages: &[Message],
     ) -> Result<Option<Option<SessionId>>> {
@@ -178,18 +185,18 @@ impl Tenure {
         if hashes.is_empty() {
             return Ok(None);
         }
-        let heads = self.live_matches(who, |query| query.hashes = hashes).await?;
+        let heads = self.live_matches(principal, |query| query.hashes = hashes).await?;
         let has_media = messages.iter().any(|m| !m.meaning().media.is_empty());
         for (i, prefix) in keys.prefixes.iter().enumerate() {
             let mut equal: Vec<Head> = heads.iter().filter(|h| h.mark.hash == prefix.hash).cloned().collect();
             if heads.len() == MAX_CANDIDATES && i < MAX_PREFIX_QUERIES {
                 // The result is full, so sessions of this length may be missing from it.
-                equal = self.live_matches(who, |query| query.hashes = vec![prefix.hash]).await?;
+                equal = self.live_matches(principal, |query| query.hashes = vec![prefix.hash]).await?;
             }
             if !prefix.is_answered {
                 equal.retain(|head| keys.has_call_of(head));
             }
-            if prefix.is_followed_by_an_answer && !prefix.tells_enough {
+            if prefix.is_followed_by_an_answer && !prefix.is_specific {
                 // The client has an answer that this session did not give, and the common prefix is
                 // not specific enough.
                 equal.clear();
@@ -228,43 +235,48 @@ impl Tenure {
     }
 
     /// Finds the only session that ends with the request's window.
-    async fn find_by_window(&self, who: &Principal, keys: &MatchKeys<'_>) -> Result<Option<SessionId>> {
+    async fn find_by_window(&self, principal: &Principal, keys: &MatchKeys<'_>) -> Result<Option<SessionId>> {
         let Some((window, exchange)) = &keys.window else { return Ok(None) };
         let chars: usize = window.iter().map(|m| m.text().chars().count()).sum();
         if window.len() < MIN_WINDOW_MESSAGES && chars < MIN_WINDOW_CHARS {
             return Ok(None);
         }
-        let heads = self.live_matches(who, |query| query.matches = vec![*exchange]).await?;
+        let heads = self.live_matches(principal, |query| query.matches = vec![*exchange]).await?;
         if heads.len() > MAX_WINDOW_CANDIDATES {
             return Ok(None);
         }
-        let mut found = None;
+        let mut matched = None;
         for head in heads.into_iter().filter(|h| h.mark.exchange == Some(*exchange)) {
             let session = self.engine.fold(head).await?;
-            if has_in_order(&session, window) && found.replace(session.info.session_id.clone()).is_some() {
+            if has_in_order(&session, window) && matched.replace(session.info.session_id.clone()).is_some() {
                 return Ok(None);
             }
         }
-        Ok(found)
+        Ok(matched)
     }
 
     /// Returns true if these messages continue a session of the principal's own. Review notices are ignored.
-    async fn is_continued(&self, who: &Principal, id: &SessionId, messages: &[Message]) -> Result<bool> {
-        let head = self.store().head(&who.key(id)).await?;
-        let Some(head) = head.filter(|h| h.user == who.user && self.engine.status_of(h).is_live()) else {
+    async fn is_continued(&self, principal: &Principal, id: &SessionId, messages: &[Message]) -> Result<bool> {
+        let head = self.store().head(&principal.key(id)).await?;
+        let Some(head) = head.filter(|h| h.user == principal.user && self.engine.status_of(h).is_live()) else {
             return Ok(false);
         };
         let session = self.engine.fold(head).await?;
-        let known = |m: &&Message| m.is_visible() && noticed(m).is_none();
-        let mut before: Vec<&Message> = messages.iter().filter(known).collect();
-        let last = before.iter().rposition(|m| m.role() == Role::Assistant).map_or(0, |i| i + 1);
-        before.truncate(last.max(1));
-        Ok(has_in_order(&session, &before))
+        let is_stored = |m: &&Message| m.is_visible() && noticed(m).is_none();
+        let mut expected: Vec<&Message> = messages.iter().filter(is_stored).collect();
+        let last = expected.iter().rposition(|m| m.role() == Role::Assistant).map_or(0, |i| i + 1);
+        expected.truncate(last.max(1));
+        Ok(has_in_order(&session, &expected))
     }
 
     /// Queries the principal's own live sessions that match, newest first.
-    async fn live_matches(&self, who: &Principal, condition: impl FnOnce(&mut SessionQuery)) -> Result<Vec<Head>> {
-        let mut query = SessionQuery::new(OwnerFilter::User(who.tenant.clone(), who.user.clone()), MAX_CANDIDATES);
+    async fn live_matches(
+        &self,
+        principal: &Principal,
+        condition: impl FnOnce(&mut SessionQuery),
+    ) -> Result<Vec<Head>> {
+        let mut query =
+            SessionQuery::new(OwnerFilter::User(principal.tenant.clone(), principal.user.clone()), MAX_CANDIDATES);
         query.status = vec![Status::Active, Status::Paused];
         condition(&mut query);
         if query.hashes.is_empty() && query.matches.is_empty() {
@@ -285,18 +297,18 @@ fn has_in_order(session: &Session, messages: &[&Message]) -> bool {
 /// Returns true if a session issued one of the request's tool calls: with the same id, name and
 /// arguments, after the same question, as far as the request has them.
 fn issued_calls(session: &Session, messages: &[Message]) -> bool {
-    let asked = |before: usize| messages[..before].iter().rev().find(|m| m.role() == Role::User);
+    let question_before = |position: usize| messages[..position].iter().rev().find(|m| m.role() == Role::User);
     let mut calls = messages.iter().enumerate().filter(|(_, m)| !m.call_ids().is_empty()).peekable();
     if calls.peek().is_none() {
         // The request has only results, and their ids have been compared already.
         return true;
     }
-    calls.any(|(i, theirs)| {
-        let ours = session.messages.iter().rposition(|m| m.message.call_match(theirs) == Some(CallMatch::Both));
-        let Some(ours) = ours else { return false };
-        let question = session.messages[..ours].iter().rev().find(|m| m.message.role() == Role::User);
-        match (question, asked(i)) {
-            (Some(ours), Some(theirs)) => ours.message.is_same(theirs),
+    calls.any(|(i, call)| {
+        let position = session.messages.iter().rposition(|m| m.message.call_match(call) == Some(CallMatch::Both));
+        let Some(position) = position else { return false };
+        let stored_question = session.messages[..position].iter().rev().find(|m| m.message.role() == Role::User);
+        match (stored_question, question_before(i)) {
+            (Some(stored), Some(question)) => stored.message.is_same(question),
             _ => true,
         }
     })

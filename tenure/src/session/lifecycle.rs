@@ -34,45 +34,45 @@ pub struct NewSession {
 
 impl Tenure {
     /// Creates a session. It is durable when it returns.
-    pub async fn create(&self, who: &Principal, new: NewSession) -> Result<Session> {
+    pub async fn create(&self, principal: &Principal, new: NewSession) -> Result<Session> {
         let id = new.id.clone().unwrap_or_else(SessionId::generate);
         let NewSession { assistant, thread, model, title, tags, metadata, .. } = new;
-        let user = who.user.clone();
+        let user = principal.user.clone();
         let created =
             SessionCreated { user, assistant, thread, model, title, tags, metadata, ..SessionCreated::default() };
         self.engine.check_info(&created)?;
         let record = Record { seq: 1, at: self.now(), entry: Entry::created(created) };
-        self.engine.reserve_session(who, [&record].into_iter()).await?;
-        let head = self.engine.begin(&who.key(&id), &record, Vec::new()).await?;
+        self.engine.reserve_session(principal, [&record].into_iter()).await?;
+        let head = self.engine.begin(&principal.key(&id), &record, Vec::new()).await?;
         Ok(Session::empty(head))
     }
 
     /// Loads a whole session with its media. An expired or deleted session is [`Error::Gone`].
-    pub async fn load(&self, who: &Principal, id: &SessionId) -> Result<Session> {
-        let session = self.engine.read(who, id, Depth::Session, |state| self.engine.whole(state)).await?;
+    pub async fn load(&self, principal: &Principal, id: &SessionId) -> Result<Session> {
+        let session = self.engine.read(principal, id, Depth::Session, |state| self.engine.whole(state)).await?;
         self.engine.check_live(&session)?;
         self.engine.attach(session).await
     }
 
     /// Loads a whole session with its media, whatever its status.
-    pub async fn load_any(&self, who: &Principal, id: &SessionId) -> Result<Session> {
-        let session = self.engine.read(who, id, Depth::Session, |state| self.engine.whole(state)).await?;
+    pub async fn load_any(&self, principal: &Principal, id: &SessionId) -> Result<Session> {
+        let session = self.engine.read(principal, id, Depth::Session, |state| self.engine.whole(state)).await?;
         self.engine.attach(session).await
     }
 
     /// The messages of a session as one JSON array, each byte for byte as it was given. A server
     /// can send it without serializing the messages again.
-    pub async fn messages_json(&self, who: &Principal, id: &SessionId) -> Result<String> {
-        let json = self.engine.read(who, id, Depth::Session, |state| {
+    pub async fn messages_json(&self, principal: &Principal, id: &SessionId) -> Result<String> {
+        let json = self.engine.read(principal, id, Depth::Session, |state| {
             let session = self.engine.whole_ref(state, id)?;
             self.engine.check_live(session)?;
-            let whole = session.messages.iter().all(|m| m.message.cuts().is_empty());
-            Ok(whole.then(|| session.messages_json()))
+            let has_no_media = session.messages.iter().all(|m| m.message.cuts().is_empty());
+            Ok(has_no_media.then(|| session.messages_json()))
         });
         match json.await? {
             Some(json) => Ok(json),
             // Media must be inserted first.
-            None => Ok(self.load(who, id).await?.messages_json()),
+            None => Ok(self.load(principal, id).await?.messages_json()),
         }
     }
 
@@ -80,25 +80,29 @@ impl Tenure {
     /// to the number of messages returned, however long the session is.
     pub async fn last_messages(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
         limit: usize,
     ) -> Result<(Head, Vec<StoredMessage>)> {
-        let head = self.live(who, id).await?;
-        let (mut current, mut upto) = (head.clone(), head.seq);
-        let mut tail: Vec<StoredMessage> = Vec::new();
-        'log: while tail.len() < limit {
-            let about = (limit - tail.len()).saturating_mul(2).saturating_add(8);
-            let range = RecordRange { after: current.first - 1, ..RecordRange::back_from(upto, about) };
+        let head = self.live(principal, id).await?;
+        let mut current = head.clone();
+        let mut upto = head.seq;
+        let mut messages: Vec<StoredMessage> = Vec::new();
+        'log: while messages.len() < limit {
+            let count = (limit - messages.len()).saturating_mul(2).saturating_add(8);
+            let range = RecordRange { after: current.first - 1, ..RecordRange::back_from(upto, count) };
             let page = self.store().records(&current.key(), &range).await?;
             if page.is_empty() && upto >= current.first {
                 // The session was purged during the read, or a purge moved its records to another
                 // session: check the head again.
-                return match self.head(who, id).await? {
+                return match self.head(principal, id).await? {
                     moved if (moved.first, &moved.parent) != (head.first, &head.parent) => {
-                        Box::pin(self.last_messages(who, id, limit)).await
+                        Box::pin(self.last_messages(principal, id, limit)).await
                     }
-                    _ => Err(Error::corrupt(format!("session {}, record {upto}", current.key()), "it is missing")),
+                    _ => Err(Error::corrupt(
+                        format!("session {}, record {upto}", current.key()),
+                        "the record is missing",
+                    )),
                 };
             }
             for record in page {
@@ -110,8 +114,12 @@ impl Tenure {
                     }
                     Entry::Message(post) => {
                         let message = self.engine.attach_message(&head.tenant, &post.message).await?;
-                        tail.push(StoredMessage::new(record.seq, record.at, MessageEntry { message, ..post.clone() }));
-                        if tail.len() == limit {
+                        messages.push(StoredMessage::new(
+                            record.seq,
+                            record.at,
+                            MessageEntry { message, ..post.clone() },
+                        ));
+                        if messages.len() == limit {
                             break 'log;
                         }
                     }
@@ -126,44 +134,47 @@ impl Tenure {
             let key = SessionKey { tenant: head.tenant.clone(), session: parent.session };
             let next = self.store().head(&key).await?;
             current = next.ok_or_else(|| {
-                Error::corrupt(format!("session {}", head.key()), format!("its parent {key} is missing"))
+                Error::corrupt(format!("session {}", head.key()), format!("the parent session {key} is missing"))
             })?;
         }
-        tail.reverse();
-        Ok((head, tail))
+        messages.reverse();
+        Ok((head, messages))
     }
 
     /// Changes the title, tags, metadata or model of a session.
-    pub async fn update(&self, who: &Principal, id: &SessionId, change: SessionPatch) -> Result<Head> {
-        self.patch(who, id, change, None).await
+    pub async fn update(&self, principal: &Principal, id: &SessionId, change: SessionPatch) -> Result<Head> {
+        self.patch(principal, id, change, None).await
     }
 
     /// Changes the info of a session like [`Tenure::update`], and optionally pauses or activates it
     /// ([`Status::Paused`], [`Status::Active`]), in one commit.
     pub async fn patch(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
         change: SessionPatch,
         status: Option<Status>,
     ) -> Result<Head> {
         if status.is_some_and(|s| !s.is_live()) {
-            return Err(Error::invalid("status", "it can be set to active or paused; delete a session to end it"));
+            return Err(Error::invalid(
+                "status",
+                "`status` can be set to `active` or `paused`; delete the session to end it",
+            ));
         }
         check_derived(&change.metadata)?;
-        self.write(who, id, Depth::Head, |state, now| {
+        self.write(principal, id, Depth::Head, |state, now| {
             let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
             self.engine.check_live(head)?;
             if let Patch::Set(model) = &change.model
-                && let Err(why) = check_text(model)
+                && let Err(reason) = check_text(model)
             {
-                return Err(Error::invalid("model", format!("not a valid model: {why}")));
+                return Err(Error::invalid("model", format!("not a valid model: {reason}")));
             }
             let mut entries = Vec::new();
             if change != SessionPatch::default() {
                 entries.push(Entry::info(change.clone()));
             }
-            check_waiting(head, status)?;
+            check_no_open_reviews(head, status)?;
             if let Some(to) = status.filter(|s| *s != head.status) {
                 entries.push(Entry::Status { to, reason: None });
             }
@@ -178,13 +189,19 @@ impl Tenure {
     }
 
     /// Changes the status of a session. Does nothing if it has that status already.
-    async fn set_status(&self, who: &Principal, id: &SessionId, to: Status, reason: Option<&str>) -> Result<Head> {
-        self.write(who, id, Depth::Head, |state, now| {
+    async fn set_status(
+        &self,
+        principal: &Principal,
+        id: &SessionId,
+        to: Status,
+        reason: Option<&str>,
+    ) -> Result<Head> {
+        self.write(principal, id, Depth::Head, |state, now| {
             let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
             if to.is_live() {
                 self.engine.check_live(head)?;
             }
-            check_waiting(head, Some(to))?;
+            check_no_open_reviews(head, Some(to))?;
             if head.status == to {
                 return Ok(PendingCommit::new(Vec::new(), head.clone()));
             }
@@ -197,18 +214,18 @@ impl Tenure {
     }
 
     /// Pauses a session: it accepts no messages until it is activated.
-    pub async fn pause(&self, who: &Principal, id: &SessionId, reason: Option<&str>) -> Result<Head> {
-        self.set_status(who, id, Status::Paused, reason).await
+    pub async fn pause(&self, principal: &Principal, id: &SessionId, reason: Option<&str>) -> Result<Head> {
+        self.set_status(principal, id, Status::Paused, reason).await
     }
 
     /// Activates a paused session. It is an error if it has open reviews.
-    pub async fn activate(&self, who: &Principal, id: &SessionId) -> Result<Head> {
-        self.set_status(who, id, Status::Active, None).await
+    pub async fn activate(&self, principal: &Principal, id: &SessionId) -> Result<Head> {
+        self.set_status(principal, id, Status::Active, None).await
     }
 
     /// Deletes a session. It can be restored until its retention ends (D-019). Returns true if there was one.
-    pub async fn delete(&self, who: &Principal, id: &SessionId) -> Result<bool> {
-        match self.set_status(who, id, Status::Deleted, None).await {
+    pub async fn delete(&self, principal: &Principal, id: &SessionId) -> Result<bool> {
+        match self.set_status(principal, id, Status::Deleted, None).await {
             Ok(_) => Ok(true),
             Err(Error::NotFound { .. }) => Ok(false),
             Err(e) => Err(e),
@@ -216,19 +233,19 @@ impl Tenure {
     }
 
     /// Restores an expired or deleted session.
-    pub async fn restore(&self, who: &Principal, id: &SessionId) -> Result<Head> {
-        self.write(who, id, Depth::Head, |state, now| {
+    pub async fn restore(&self, principal: &Principal, id: &SessionId) -> Result<Head> {
+        self.write(principal, id, Depth::Head, |state, now| {
             let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
             if self.engine.status_of(head).is_live() {
                 return Ok(PendingCommit::new(Vec::new(), head.clone()));
             }
             // The session is past its time to live but was not swept yet: the expiry is recorded
             // first, so that the log is complete.
-            let mark = head.status.is_live().then_some(Entry::Status { to: Status::Expired, reason: None });
+            let expiry = head.status.is_live().then_some(Entry::Status { to: Status::Expired, reason: None });
             // A session that waited for human review still does.
             let to = if head.reviews.is_empty() { Status::Active } else { Status::Paused };
             let entries: Vec<Entry> =
-                mark.into_iter().chain([Entry::Status { to, reason: Some("restored".into()) }]).collect();
+                expiry.into_iter().chain([Entry::Status { to, reason: Some("restored".into()) }]).collect();
             let mut after = head.clone();
             for (seq, entry) in (head.seq + 1..).zip(&entries) {
                 after.apply(&Record { seq, at: now, entry: entry.clone() });
@@ -240,8 +257,8 @@ impl Tenure {
 
     /// Purges a session irrevocably. Its forks inherit the records that they need (D-001). Returns
     /// true if there was one.
-    pub async fn purge(&self, who: &Principal, id: &SessionId) -> Result<bool> {
-        match self.head(who, id).await {
+    pub async fn purge(&self, principal: &Principal, id: &SessionId) -> Result<bool> {
+        match self.head(principal, id).await {
             Ok(head) => {
                 self.engine.check_expected(&head)?;
                 self.retract(&head.key(), None).await?;
@@ -256,11 +273,12 @@ impl Tenure {
 
 /// Checks that a session with open reviews is not activated: it continues when they are decided, or
 /// when its run is cancelled.
-fn check_waiting(head: &Head, to: Option<Status>) -> Result<()> {
+fn check_no_open_reviews(head: &Head, to: Option<Status>) -> Result<()> {
     match to {
-        Some(Status::Active) if !head.reviews.is_empty() => {
-            Err(Error::invalid("status", "a person has to decide first; decide its open reviews, or cancel its run"))
-        }
+        Some(Status::Active) if !head.reviews.is_empty() => Err(Error::invalid(
+            "status",
+            "the session has open reviews; decide them, or cancel its run, before activating it",
+        )),
         _ => Ok(()),
     }
 }

@@ -15,30 +15,30 @@ impl Tenure {
     /// what is new, in one commit. Returns the plan that was executed (D-021).
     pub async fn splice(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
         messages: &[Message],
         history: HistoryMode,
     ) -> Result<ReconcilePlan> {
         let (incoming, blobs) = self.engine.detach(messages)?;
-        self.write(who, id, Depth::Session, |state, _| {
+        self.write(principal, id, Depth::Session, |state, _| {
             let session = self.engine.whole_ref(state, id)?;
             self.engine.check_active(session)?;
             let plan =
                 reconcile(session, &IncomingRequest { messages: &incoming, history, ..IncomingRequest::default() });
             let mut entries = Vec::new();
-            let mut cut = Vec::new();
+            let mut discarded = Vec::new();
             if plan.keep < session.messages.len() {
-                let (entry, messages) = crate::rules::checkpoint::rewound(session, plan.keep);
+                let (entry, rewound_messages) = crate::rules::checkpoint::rewound(session, plan.keep);
                 entries.push(entry);
-                cut = messages;
+                discarded = rewound_messages;
             }
             let first = session.seq + 1 + entries.len() as Seq;
             entries.extend(plan.posts(first).into_iter().map(Entry::Message));
             let mut draft = PendingCommit::new(entries, plan);
             let used = draft.reply.append.iter().flat_map(|p| p.message.cuts()).map(|c| c.id).collect::<Vec<_>>();
             draft.blobs = blobs.iter().filter(|b| used.contains(&b.id)).cloned().collect();
-            draft.cut = cut;
+            draft.cut = discarded;
             Ok(draft)
         })
         .await

@@ -19,12 +19,12 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 /// The number of heads that are read in one page.
-const CARDS: usize = 32;
+const HEADS_PER_PAGE: usize = 32;
 /// The number of records that are read in one page.
-const RECORDS: usize = 128;
+const RECORDS_PER_PAGE: usize = 128;
 /// The number of bytes of text above which a page is scanned on a blocking thread, so that other
 /// tasks do not wait.
-const MUCH: usize = 256 << 10;
+const BLOCKING_BYTES: usize = 256 << 10;
 
 /// A search request: what to find, in which sessions, and how much work one page may do.
 #[derive(Clone, Debug)]
@@ -118,7 +118,7 @@ pub struct SearchPage {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SearchCursor {
     session: SessionCursor,
-    inside: Option<ScanPosition>,
+    scan_position: Option<ScanPosition>,
 }
 
 /// A position in a session: records up to `upto` have not been searched yet.
@@ -132,7 +132,7 @@ struct ScanPosition {
 
 impl fmt::Display for SearchCursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.inside {
+        match self.scan_position {
             None => write!(f, "{}", self.session),
             Some(ScanPosition { upto, messages, seq }) => write!(f, "{}~{upto}~{messages}~{seq}", self.session),
         }
@@ -143,26 +143,27 @@ impl FromStr for SearchCursor {
     type Err = Error;
 
     fn from_str(s: &str) -> Result<Self> {
-        let wrong = || Error::invalid("cursor", "not a cursor; use the one that came with the page before");
+        let invalid = || Error::invalid("cursor", "not a valid cursor; use the one that the previous page returned");
         let mut parts = s.splitn(3, '~');
-        let (at, session) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-        let session = format!("{at}~{session}").parse()?;
-        let Some(rest) = parts.next() else { return Ok(Self { session, inside: None }) };
-        let numbers: Vec<Seq> = rest.split('~').map(|n| n.parse().map_err(|_| wrong())).collect::<Result<_>>()?;
+        let active_at = parts.next().unwrap_or_default();
+        let session = parts.next().unwrap_or_default();
+        let session = format!("{active_at}~{session}").parse()?;
+        let Some(rest) = parts.next() else { return Ok(Self { session, scan_position: None }) };
+        let numbers: Vec<Seq> = rest.split('~').map(|n| n.parse().map_err(|_| invalid())).collect::<Result<_>>()?;
         match numbers[..] {
             [upto, messages, seq] => {
-                Ok(Self { session, inside: Some(ScanPosition { upto, messages: messages as usize, seq }) })
+                Ok(Self { session, scan_position: Some(ScanPosition { upto, messages: messages as usize, seq }) })
             }
-            _ => Err(wrong()),
+            _ => Err(invalid()),
         }
     }
 }
 
 /// The state of a search while it fills a page.
 struct SearchState<'a> {
-    who: &'a Principal,
+    principal: &'a Principal,
     search: &'a SearchRequest,
-    needle: Arc<Matcher>,
+    matcher: Arc<Matcher>,
     redaction: &'a Redaction,
     page: SearchPage,
     bytes: usize,
@@ -181,16 +182,28 @@ impl SearchState<'_> {
     }
 
     /// Adds a result to the page.
-    fn note(&mut self, head: &Head, said: Option<MessageHit>, (snippet, highlights): (String, Vec<(usize, usize)>)) {
+    fn add_hit(
+        &mut self,
+        head: &Head,
+        message: Option<MessageHit>,
+        (snippet, highlights): (String, Vec<(usize, usize)>),
+    ) {
         let title = head.info.title.as_deref().map(|t| self.redaction.apply(t).0.into_owned());
-        let (session_id, user, active_at) = (head.info.session_id.clone(), head.user.clone(), head.active_at);
-        self.page.found.push(SearchHit { session_id, user, title, active_at, said, snippet, highlights });
+        self.page.found.push(SearchHit {
+            session_id: head.info.session_id.clone(),
+            user: head.user.clone(),
+            title,
+            active_at: head.active_at,
+            said: message,
+            snippet,
+            highlights,
+        });
     }
 }
 
 /// A message that the scan has reached.
 struct SearchCandidate {
-    at: MessageHit,
+    hit: MessageHit,
     message: Message,
 }
 
@@ -214,24 +227,26 @@ struct BackwardScan {
 
 impl BackwardScan {
     /// Starts a scan at the end of a session, or continues it from a position.
-    fn begin(head: Head, inside: Option<ScanPosition>) -> Self {
-        let (upto, messages) = match inside {
-            Some(inside) if inside.seq == head.seq => (inside.upto.min(head.seq), inside.messages),
+    fn begin(head: Head, scan_position: Option<ScanPosition>) -> Self {
+        let (upto, messages) = match scan_position {
+            Some(scan_position) if scan_position.seq == head.seq => {
+                (scan_position.upto.min(head.seq), scan_position.messages)
+            }
             _ => (head.seq, head.mark.messages),
         };
-        let below = inside.map_or(Seq::MAX, |i| i.upto);
-        Self { current: head.clone(), head, upto, below, messages, seeking: inside.is_some() }
+        let below = scan_position.map_or(Seq::MAX, |i| i.upto);
+        Self { current: head.clone(), head, upto, below, messages, seeking: scan_position.is_some() }
     }
 
     /// The current position, for the cursor.
-    fn place(&self) -> ScanPosition {
+    fn position(&self) -> ScanPosition {
         ScanPosition { upto: self.upto, messages: self.messages, seq: self.head.seq }
     }
 
     /// The messages among records, newest first, up to the next rewind. The scan continues at the
     /// rewind's target: the records between were discarded.
-    fn take(&mut self, records: Vec<Record>) -> Vec<SearchCandidate> {
-        let mut passed = Vec::new();
+    fn advance(&mut self, records: Vec<Record>) -> Vec<SearchCandidate> {
+        let mut candidates = Vec::new();
         for record in records {
             self.upto = record.seq - 1;
             match record.entry {
@@ -241,15 +256,16 @@ impl BackwardScan {
                 }
                 Entry::Message(MessageEntry { message, .. }) => {
                     self.messages = self.messages.saturating_sub(1);
-                    let (position, seq, at, role) = (self.messages, record.seq, record.at, message.role());
-                    if seq <= self.below {
-                        passed.push(SearchCandidate { at: MessageHit { position, seq, role, at }, message });
+                    if record.seq <= self.below {
+                        let position = self.messages;
+                        let hit = MessageHit { position, seq: record.seq, role: message.role(), at: record.at };
+                        candidates.push(SearchCandidate { hit, message });
                     }
                 }
                 _ => {}
             }
         }
-        passed
+        candidates
     }
 }
 
@@ -257,23 +273,27 @@ impl BackwardScan {
 type SnippetSource = (String, Vec<(usize, usize)>);
 
 /// Filters the messages that match, with their redacted excerpts.
-fn look(needle: &Matcher, redaction: &Redaction, passed: Vec<SearchCandidate>) -> Vec<(MessageHit, SnippetSource)> {
-    let found = passed.into_iter().filter_map(|SearchCandidate { at, message }| {
-        let text = words_of(&message);
-        let spots = needle.find(&text)?;
+fn find_matches(
+    matcher: &Matcher,
+    redaction: &Redaction,
+    candidates: Vec<SearchCandidate>,
+) -> Vec<(MessageHit, SnippetSource)> {
+    let hits = candidates.into_iter().filter_map(|SearchCandidate { hit, message }| {
+        let text = searchable_text(&message);
+        let matches = matcher.find(&text)?;
         let (redacted, rules) = redaction.message(&message);
         if rules.is_empty() {
-            return Some((at, snippet(&text, &spots)));
+            return Some((hit, snippet(&text, &matches)));
         }
         // Redacted text must not be found either, so the redacted message must match too.
-        let text = words_of(&redacted);
-        Some((at, snippet(&text, &needle.find(&text)?)))
+        let text = searchable_text(&redacted);
+        Some((hit, snippet(&text, &matcher.find(&text)?)))
     });
-    found.collect()
+    hits.collect()
 }
 
 /// The searchable text of a message: its text, and the names and arguments of its tool calls.
-fn words_of(message: &Message) -> String {
+fn searchable_text(message: &Message) -> String {
     let mut text = message.text();
     for call in message.tool_calls() {
         if !text.is_empty() {
@@ -289,27 +309,35 @@ impl Tenure {
     /// One page is bounded in results, sessions, bytes and store reads, including those of
     /// ancestors of forks; continue with the returned cursor. Expired and deleted sessions are
     /// omitted unless the query asks for them. Discarded and redacted text is not found.
-    pub async fn search_sessions(&self, who: &Principal, search: &SearchRequest) -> Result<SearchPage> {
-        let needle = Arc::new(Matcher::parse(&search.text)?);
-        self.engine.know(&who.tenant).await?;
+    pub async fn search_sessions(&self, principal: &Principal, search: &SearchRequest) -> Result<SearchPage> {
+        let matcher = Arc::new(Matcher::parse(&search.text)?);
+        self.engine.know(&principal.tenant).await?;
         let mut query = search.query.clone();
-        self.engine.narrow(who, &mut query)?;
-        (query.order, query.offset, query.limit) = (SessionOrder::Newest, 0, CARDS);
+        self.engine.narrow(principal, &mut query)?;
+        query.order = SessionOrder::Newest;
+        query.offset = 0;
+        query.limit = HEADS_PER_PAGE;
         query.cursor = search.cursor.as_ref().map(|c| c.session.clone());
         let page = SearchPage::default();
-        let mut hunt = SearchState { who, search, needle, redaction: self.redaction(), page, bytes: 0, reads: 0 };
-        self.hunt_through(who, query, &mut hunt).await?;
-        hunt.page.cut = hunt.page.next.is_some() && !hunt.is_full();
-        Ok(hunt.page)
+        let mut state =
+            SearchState { principal, search, matcher, redaction: self.redaction(), page, bytes: 0, reads: 0 };
+        self.scan_sessions(principal, query, &mut state).await?;
+        state.page.cut = state.page.next.is_some() && !state.is_full();
+        Ok(state.page)
     }
 
     /// Searches the sessions that a query selects, until one of the bounds is reached.
-    async fn hunt_through(&self, who: &Principal, mut query: SessionQuery, hunt: &mut SearchState<'_>) -> Result<()> {
-        let search = hunt.search;
-        if let Some(SearchCursor { session, inside: Some(inside) }) = &search.cursor {
-            match self.head(who, &session.session).await {
+    async fn scan_sessions(
+        &self,
+        principal: &Principal,
+        mut query: SessionQuery,
+        state: &mut SearchState<'_>,
+    ) -> Result<()> {
+        let search = state.search;
+        if let Some(SearchCursor { session, scan_position: Some(scan_position) }) = &search.cursor {
+            match self.head(principal, &session.session).await {
                 Ok(head) if query.matches(&head) && query.status.contains(&self.engine.status_of(&head)) => {
-                    if !self.look_into(head, Some(*inside), session, hunt).await? {
+                    if !self.search_session(head, Some(*scan_position), session, state).await? {
                         return Ok(());
                     }
                 }
@@ -317,30 +345,30 @@ impl Tenure {
                 Err(e) => return Err(e),
             }
         }
-        let mut cards = 0;
+        let mut sessions = 0;
         loop {
             let HeadPage { heads, stopped } = self.store().page(&query, self.limits().max_scan).await?;
             // The first page of heads does not count, so that each search makes progress by at
             // least one session.
-            hunt.reads += usize::from(cards > 0);
+            state.reads += usize::from(sessions > 0);
             let last = heads.len() < query.limit;
             for head in heads {
-                if cards >= search.max_sessions.max(1) || hunt.is_over() {
-                    hunt.page.next = query.cursor.clone().map(|session| SearchCursor { session, inside: None });
+                if sessions >= search.max_sessions.max(1) || state.is_over() {
+                    state.page.next = query.cursor.clone().map(|session| SearchCursor { session, scan_position: None });
                     return Ok(());
                 }
-                cards += 1;
-                let place = SessionCursor::of(&head);
-                query.cursor = Some(place.clone());
+                sessions += 1;
+                let cursor = SessionCursor::of(&head);
+                query.cursor = Some(cursor.clone());
                 // The stored status may be out of date: sessions may have expired since the last sweep.
                 if query.status.contains(&self.engine.status_of(&head))
-                    && !self.look_into(head, None, &place, hunt).await?
+                    && !self.search_session(head, None, &cursor, state).await?
                 {
                     return Ok(());
                 }
             }
             if last {
-                hunt.page.next = stopped.map(|session| SearchCursor { session, inside: None });
+                state.page.next = stopped.map(|session| SearchCursor { session, scan_position: None });
                 return Ok(());
             }
         }
@@ -348,26 +376,26 @@ impl Tenure {
 
     /// Searches one session. Returns true if all of it was searched; otherwise sets the cursor of
     /// the next page.
-    async fn look_into(
+    async fn search_session(
         &self,
         head: Head,
-        inside: Option<ScanPosition>,
-        place: &SessionCursor,
-        hunt: &mut SearchState<'_>,
+        scan_position: Option<ScanPosition>,
+        cursor: &SessionCursor,
+        state: &mut SearchState<'_>,
     ) -> Result<bool> {
-        hunt.page.looked_at += 1;
-        let mut walk = BackwardScan::begin(head, inside);
-        match self.walk_through(&mut walk, inside.is_none(), hunt).await {
+        state.page.looked_at += 1;
+        let mut scan = BackwardScan::begin(head, scan_position);
+        match self.scan_session(&mut scan, scan_position.is_none(), state).await {
             Ok(true) => Ok(true),
             Ok(false) => {
-                hunt.page.next = Some(SearchCursor { session: place.clone(), inside: Some(walk.place()) });
+                state.page.next = Some(SearchCursor { session: cursor.clone(), scan_position: Some(scan.position()) });
                 Ok(false)
             }
             // A damaged session does not prevent the search of the others.
-            Err(Error::Corrupt { place, why }) => {
-                let id = walk.head.info.session_id;
-                tracing::warn!(session_id = %id, place, why, "a search could not read a session");
-                hunt.page.damaged.push(id);
+            Err(Error::Corrupt { place: location, why: reason }) => {
+                let id = scan.head.info.session_id;
+                tracing::warn!(session_id = %id, location, reason, "a session was skipped in a search because its log is damaged");
+                state.page.damaged.push(id);
                 Ok(true)
             }
             Err(e) => Err(e),
@@ -375,43 +403,43 @@ impl Tenure {
     }
 
     /// Scans one session. Returns true if the scan has reached its beginning.
-    async fn walk_through(
+    async fn scan_session(
         &self,
-        walk: &mut BackwardScan,
+        scan: &mut BackwardScan,
         with_title: bool,
-        hunt: &mut SearchState<'_>,
+        state: &mut SearchState<'_>,
     ) -> Result<bool> {
-        let title = walk.head.info.title.clone().filter(|_| with_title && hunt.search.role.is_none());
-        if let Some(title) = title.map(|t| hunt.redaction.apply(&t).0.into_owned())
-            && let Some(spots) = hunt.needle.find(&title)
+        let title = scan.head.info.title.clone().filter(|_| with_title && state.search.role.is_none());
+        if let Some(title) = title.map(|t| state.redaction.apply(&t).0.into_owned())
+            && let Some(matches) = state.matcher.find(&title)
         {
-            hunt.note(&walk.head, None, snippet(&title, &spots));
+            state.add_hit(&scan.head, None, snippet(&title, &matches));
         }
-        while !hunt.is_over() {
-            let Some(records) = self.read_back(walk, &mut hunt.reads).await? else { return Ok(true) };
-            let mut passed = walk.take(records);
-            let bytes: usize = passed.iter().map(|p| p.message.text_len()).sum();
-            hunt.bytes += bytes;
-            passed.retain(|p| hunt.search.role.is_none_or(|role| p.at.role == role));
-            let found = match bytes > MUCH {
-                false => look(&hunt.needle, hunt.redaction, passed),
-                true => {
-                    // Counts as a read of this principal, which bounds the number of concurrent scans.
-                    let _permit = self.engine.browse_permit(hunt.who).await?;
-                    let (needle, redaction) = (hunt.needle.clone(), hunt.redaction.clone());
-                    let looked = tokio::task::spawn_blocking(move || look(&needle, &redaction, passed)).await;
-                    looked.map_err(Error::unavailable)?
-                }
+        while !state.is_over() {
+            let Some(records) = self.read_back(scan, &mut state.reads).await? else { return Ok(true) };
+            let mut candidates = scan.advance(records);
+            let bytes: usize = candidates.iter().map(|p| p.message.text_len()).sum();
+            state.bytes += bytes;
+            candidates.retain(|p| state.search.role.is_none_or(|role| p.hit.role == role));
+            let hits = if bytes > BLOCKING_BYTES {
+                // Counts as a read of this principal, which bounds the number of concurrent scans.
+                let _permit = self.engine.browse_permit(state.principal).await?;
+                let matcher = state.matcher.clone();
+                let redaction = state.redaction.clone();
+                let matched = tokio::task::spawn_blocking(move || find_matches(&matcher, &redaction, candidates)).await;
+                matched.map_err(Error::unavailable)?
+            } else {
+                find_matches(&state.matcher, state.redaction, candidates)
             };
-            for (at, shown) in found {
-                if hunt.is_full() {
+            for (hit, excerpt) in hits {
+                if state.is_full() {
                     return Ok(false);
                 }
                 // If this result fills the page, the next page continues right after it.
-                let before = (at.seq - 1, at.position);
-                hunt.note(&walk.head, Some(at), shown);
-                if hunt.is_full() {
-                    (walk.upto, walk.messages) = before;
+                let before = (hit.seq - 1, hit.position);
+                state.add_hit(&scan.head, Some(hit), excerpt);
+                if state.is_full() {
+                    (scan.upto, scan.messages) = before;
                 }
             }
             // Yields to other tasks between pages of records.
@@ -422,38 +450,42 @@ impl Tenure {
 
     /// Reads the next records of the backward scan. `None` means that it has reached the beginning.
     /// Adds the number of store reads to `reads`.
-    async fn read_back(&self, walk: &mut BackwardScan, reads: &mut usize) -> Result<Option<Vec<Record>>> {
+    async fn read_back(&self, scan: &mut BackwardScan, reads: &mut usize) -> Result<Option<Vec<Record>>> {
         loop {
-            *reads += usize::from(!walk.seeking);
-            if walk.upto >= walk.current.first {
-                let range = RecordRange { after: walk.current.first - 1, ..RecordRange::back_from(walk.upto, RECORDS) };
-                let records = self.store().records(&walk.current.key(), &range).await?;
+            *reads += usize::from(!scan.seeking);
+            if scan.upto >= scan.current.first {
+                let range = RecordRange {
+                    after: scan.current.first - 1,
+                    ..RecordRange::back_from(scan.upto, RECORDS_PER_PAGE)
+                };
+                let records = self.store().records(&scan.current.key(), &range).await?;
                 if !records.is_empty() {
-                    walk.seeking = false;
+                    scan.seeking = false;
                     return Ok(Some(records));
                 }
             } else {
-                let Some(parent) = walk.current.parent.clone() else { return Ok(None) };
-                let key = SessionKey { tenant: walk.head.tenant.clone(), session: parent.session };
+                let Some(parent) = scan.current.parent.clone() else { return Ok(None) };
+                let key = SessionKey { tenant: scan.head.tenant.clone(), session: parent.session };
                 if let Some(next) = self.store().head(&key).await? {
-                    (walk.upto, walk.current) = (walk.upto.min(parent.seq), next);
+                    scan.upto = scan.upto.min(parent.seq);
+                    scan.current = next;
                     continue;
                 }
             }
             // The session was purged during the scan, or a purge moved its records to another
             // session: check the head again.
-            let old = &walk.head;
+            let old = &scan.head;
             match self.store().head(&old.key()).await? {
                 None => return Ok(None),
                 Some(new) if new.info.created_at != old.info.created_at => return Ok(None),
                 Some(new) if (new.first, &new.parent) != (old.first, &old.parent) => {
                     // Records that were scanned already are skipped, wherever they are stored now.
-                    let upto = walk.upto.min(walk.below);
-                    *walk = BackwardScan { below: upto, ..BackwardScan::begin(new, None) };
+                    let upto = scan.upto.min(scan.below);
+                    *scan = BackwardScan { below: upto, ..BackwardScan::begin(new, None) };
                 }
                 Some(_) => {
-                    let place = format!("session {}, record {}", walk.current.key(), walk.upto);
-                    return Err(Error::corrupt(place, "it is missing"));
+                    let location = format!("session {}, record {}", scan.current.key(), scan.upto);
+                    return Err(Error::corrupt(location, "the record is missing"));
                 }
             }
         }
@@ -466,18 +498,22 @@ mod tests {
     use crate::session::lifecycle::NewSession;
 
     #[tokio::test]
-    async fn a_search_leaves_the_cache_alone() {
-        let (tenure, who) = (Tenure::open("memory:").await.unwrap(), Principal::default());
+    async fn a_search_does_not_change_the_cache() {
+        let tenure = Tenure::open("memory:").await.unwrap();
+        let principal = Principal::default();
         for i in 0..50 {
             let id = SessionId::new(format!("s{i}")).unwrap();
-            tenure.create(&who, NewSession { id: Some(id.clone()), ..NewSession::default() }).await.unwrap();
-            tenure.append(&who, &id, vec![Message::user("the ferry")]).await.unwrap();
-            tenure.engine.forget(&who.key(&id));
+            tenure.create(&principal, NewSession { id: Some(id.clone()), ..NewSession::default() }).await.unwrap();
+            tenure.append(&principal, &id, vec![Message::user("the ferry")]).await.unwrap();
+            tenure.engine.forget(&principal.key(&id));
         }
-        let hot = SessionId::new("s0").unwrap();
-        tenure.load(&who, &hot).await.unwrap();
+        let cached_id = SessionId::new("s0").unwrap();
+        tenure.load(&principal, &cached_id).await.unwrap();
         let before = (tenure.engine.hot_sessions().len(), tenure.engine.hot_sessions().weight());
-        assert_eq!(tenure.search_sessions(&who, &SearchRequest::new("ferry", 100)).await.unwrap().found.len(), 50);
+        assert_eq!(
+            tenure.search_sessions(&principal, &SearchRequest::new("ferry", 100)).await.unwrap().found.len(),
+            50
+        );
         assert_eq!((tenure.engine.hot_sessions().len(), tenure.engine.hot_sessions().weight()), before);
     }
 }

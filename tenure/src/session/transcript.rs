@@ -78,28 +78,29 @@ impl JsonlTranscript {
 /// parsed are in `problems`.
 pub fn read_transcript(path: impl AsRef<Path>) -> Result<JsonlTranscript> {
     let path = path.as_ref();
-    let mut read = TranscriptReader::new(path);
+    let mut reader = TranscriptReader::new(path);
     let file = File::open(path).map_err(|e| io_error(path, e))?;
     let mut lines = BufReader::new(file);
-    let (mut bytes, mut number) = (Vec::new(), 0);
+    let mut bytes = Vec::new();
+    let mut number = 0;
     loop {
         bytes.clear();
         if lines.read_until(b'\n', &mut bytes).map_err(|e| io_error(path, e))? == 0 {
             break;
         }
         number += 1;
-        let whole = bytes.last() == Some(&b'\n');
+        let is_complete = bytes.last() == Some(&b'\n');
         match std::str::from_utf8(&bytes) {
             Ok(text) if text.trim().is_empty() => {}
-            Ok(text) => read.line(number, text.trim(), whole),
-            Err(_) => read.problem(number, "it is not UTF-8 text"),
+            Ok(text) => reader.line(number, text.trim(), is_complete),
+            Err(_) => reader.problem(number, "the line is not valid UTF-8"),
         }
     }
-    let mut messages = std::mem::take(&mut read.messages);
-    if !read.records.is_empty() {
-        messages.extend(fold(path, &mut read)?);
+    let mut messages = std::mem::take(&mut reader.messages);
+    if !reader.records.is_empty() {
+        messages.extend(fold(path, &mut reader)?);
     }
-    Ok(JsonlTranscript { path: path.to_owned(), messages, problems: read.problems })
+    Ok(JsonlTranscript { path: path.to_owned(), messages, problems: reader.problems })
 }
 
 /// Reads all transcripts below a directory, in the order of their paths. Files of discarded
@@ -133,7 +134,7 @@ struct TranscriptReader<'a> {
     messages: Vec<Message>,
     records: Vec<Record>,
     /// The last head in the file: the parent of the session may have changed since it was created (D-001).
-    card: Option<HeadFields>,
+    head: Option<HeadFields>,
     problems: Vec<TranscriptProblem>,
 }
 
@@ -150,9 +151,9 @@ struct HeadFields {
 }
 
 /// The current parent of the session with these records.
-fn leans_on(records: &[Record], card: &Option<HeadFields>) -> Option<Parent> {
-    match (card, records.first()) {
-        (Some(card), _) => card.parent.clone(),
+fn current_parent(records: &[Record], head: &Option<HeadFields>) -> Option<Parent> {
+    match (head, records.first()) {
+        (Some(head), _) => head.parent.clone(),
         (None, Some(Record { entry: Entry::Created(created), .. })) => created.parent.clone(),
         _ => None,
     }
@@ -169,21 +170,21 @@ struct RecordLine<'a> {
 
 impl<'a> TranscriptReader<'a> {
     fn new(path: &'a Path) -> Self {
-        Self { path, messages: Vec::new(), records: Vec::new(), card: None, problems: Vec::new() }
+        Self { path, messages: Vec::new(), records: Vec::new(), head: None, problems: Vec::new() }
     }
 
-    fn problem(&mut self, line: usize, why: impl Into<String>) {
-        self.problems.push(TranscriptProblem { path: self.path.to_owned(), line, why: why.into() });
+    fn problem(&mut self, line: usize, reason: impl Into<String>) {
+        self.problems.push(TranscriptProblem { path: self.path.to_owned(), line, why: reason.into() });
     }
 
-    fn line(&mut self, number: usize, text: &str, whole: bool) {
+    fn line(&mut self, number: usize, text: &str, is_complete: bool) {
         if let Ok(line) = serde_json::from_str::<HeadLine>(text) {
-            self.card = Some(line.head);
+            self.head = Some(line.head);
         }
         if let Ok(line) = serde_json::from_str::<RecordLine<'_>>(text) {
             match Entry::decode(line.entry.get()) {
                 Ok(entry) => self.records.push(Record { seq: line.seq, at: line.at, entry }),
-                Err(why) => self.problem(number, why),
+                Err(reason) => self.problem(number, reason),
             }
             return;
         }
@@ -191,7 +192,7 @@ impl<'a> TranscriptReader<'a> {
             Ok(message) => self.messages.push(message),
             // Other lines of the JSONL store.
             Err(_) if ["{\"item\":", "{\"gone\":", "{\"head\":"].iter().any(|p| text.starts_with(p)) => {}
-            Err(_) if !whole => self.problem(number, "the line is torn: it ends before its message does"),
+            Err(_) if !is_complete => self.problem(number, "the line is incomplete: the file ends within a message"),
             Err(e) => self.problem(number, e.to_string()),
         }
     }
@@ -199,31 +200,33 @@ impl<'a> TranscriptReader<'a> {
 
 /// The messages of a session file of the JSONL store. Records that a fork inherits are read from
 /// its parent's file in the same directory.
-fn fold(path: &Path, read: &mut TranscriptReader<'_>) -> Result<Vec<Message>> {
+fn fold(path: &Path, reader: &mut TranscriptReader<'_>) -> Result<Vec<Message>> {
     let key = SessionKey { tenant: Tenant::default(), session: SessionId::new("transcript")? };
-    let mut all = std::mem::take(&mut read.records);
-    let mut leaning = leans_on(&all, &read.card);
-    while let Some(parent) = leaning {
-        let beside = path.with_file_name(format!("{}.jsonl", parent.session));
-        let mut other = TranscriptReader::new(&beside);
-        for (i, text) in fs::read_to_string(&beside).unwrap_or_default().lines().enumerate() {
-            other.line(i + 1, text, true);
+    let mut all = std::mem::take(&mut reader.records);
+    let mut next_parent = current_parent(&all, &reader.head);
+    while let Some(parent) = next_parent {
+        let parent_path = path.with_file_name(format!("{}.jsonl", parent.session));
+        let mut parent_reader = TranscriptReader::new(&parent_path);
+        for (i, text) in fs::read_to_string(&parent_path).unwrap_or_default().lines().enumerate() {
+            parent_reader.line(i + 1, text, true);
         }
-        leaning = leans_on(&other.records, &other.card);
-        other.records.retain(|r| r.seq <= parent.seq);
-        read.problems.append(&mut other.problems);
-        let reaches = other.records.last().is_some_and(|r| r.seq == parent.seq);
+        next_parent = current_parent(&parent_reader.records, &parent_reader.head);
+        parent_reader.records.retain(|r| r.seq <= parent.seq);
+        reader.problems.append(&mut parent_reader.problems);
+        let reaches_fork_point = parent_reader.records.last().is_some_and(|r| r.seq == parent.seq);
         // Each parent begins before its fork. Anything else could be a cycle.
-        if !reaches || other.records.first().map(|r| r.seq) >= all.first().map(|r| r.seq) {
-            let why =
-                format!("it leans on {}, whose file is not beside it; only its own messages are here", parent.session);
-            read.problem(1, why);
+        if !reaches_fork_point || parent_reader.records.first().map(|r| r.seq) >= all.first().map(|r| r.seq) {
+            let reason = format!(
+                "the session is a fork of {}, whose file is not in the same directory; only the messages of the fork are included",
+                parent.session
+            );
+            reader.problem(1, reason);
             break;
         }
-        all.splice(0..0, other.records);
+        all.splice(0..0, parent_reader.records);
     }
-    let session =
-        Session::replay(&key, all).ok_or_else(|| Error::corrupt(path.display(), "it does not begin with `created`"))?;
+    let session = Session::replay(&key, all)
+        .ok_or_else(|| Error::corrupt(path.display(), "the log does not begin with `created`"))?;
     let blob = |id: &BlobId| fs::read(path.with_file_name("blobs").join(id.to_string())).ok().map(Into::into);
     session.messages.iter().map(|m| m.message.attach(blob)).collect()
 }

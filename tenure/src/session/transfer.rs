@@ -27,8 +27,8 @@ const MAX_DUPLICATES: usize = 10;
 
 impl Tenure {
     /// Exports a session with its log.
-    pub async fn export(&self, who: &Principal, id: &SessionId) -> Result<Export> {
-        let head = self.live(who, id).await?;
+    pub async fn export(&self, principal: &Principal, id: &SessionId) -> Result<Export> {
+        let head = self.live(principal, id).await?;
         let log: Vec<Record> = self.engine.log(&head).await?.into_iter().flatten().collect();
         let session = Session::replay(&head.key(), log.iter().cloned());
         let session = session.ok_or_else(|| {
@@ -36,7 +36,7 @@ impl Tenure {
         })?;
         let mut blobs = BTreeMap::new();
         for id in log::media_beside(&log, &session) {
-            let missing = || Error::corrupt(format!("blob {id}"), "it is missing");
+            let missing = || Error::corrupt(format!("blob {id}"), "the blob is missing");
             let bytes = self.store().blob(&head.tenant, &id).await?.ok_or_else(missing)?;
             blobs.insert(id, STANDARD.encode(bytes));
         }
@@ -48,11 +48,11 @@ impl Tenure {
 
     /// Lists the sessions of the principal that the same export was imported to before, newest
     /// first, at most ten.
-    pub async fn imported_before(&self, who: &Principal, export: &Export) -> Result<Vec<SessionId>> {
-        self.engine.know(&who.tenant).await?;
-        let mut query = SessionQuery::new(OwnerFilter::Tenant(who.tenant.clone()), MAX_DUPLICATES);
-        query.origin = Some(hash(&of_form(export.clone())));
-        self.engine.narrow(who, &mut query)?;
+    pub async fn imported_before(&self, principal: &Principal, export: &Export) -> Result<Vec<SessionId>> {
+        self.engine.know(&principal.tenant).await?;
+        let mut query = SessionQuery::new(OwnerFilter::Tenant(principal.tenant.clone()), MAX_DUPLICATES);
+        query.origin = Some(export_hash(&normalize(export.clone())));
+        self.engine.narrow(principal, &mut query)?;
         let heads = self.store().heads(&query).await?;
         Ok(heads.into_iter().map(|h| h.info.session_id).collect())
     }
@@ -61,12 +61,12 @@ impl Tenure {
     /// created with the export's log. An existing session is replaced: its messages are discarded
     /// by a rewind, not destroyed (D-093), and it gets the export's messages, checkpoints and info,
     /// but keeps its own log.
-    pub async fn import(&self, who: &Principal, id: &SessionId, export: Export) -> Result<Head> {
-        self.engine.know(&who.tenant).await?;
-        let export = of_form(export);
-        let (entries, blobs) = self.prepare(who, &export)?;
+    pub async fn import(&self, principal: &Principal, id: &SessionId, export: Export) -> Result<Head> {
+        self.engine.know(&principal.tenant).await?;
+        let export = normalize(export);
+        let (entries, blobs) = self.prepare(principal, &export)?;
         for _ in 0..=self.limits().max_retries {
-            let replaced = self.write(who, id, Depth::Session, |state, now| {
+            let replaced = self.write(principal, id, Depth::Session, |state, now| {
                 let session = self.engine.whole_ref(state, id)?;
                 if session.status == Status::Deleted {
                     return Err(Error::Gone { session_id: id.clone(), status: Status::Deleted.as_str() });
@@ -75,11 +75,11 @@ impl Tenure {
                 if session.status != Status::Active {
                     all.push(Entry::Status { to: Status::Active, reason: Some("imported".to_owned()) });
                 }
-                let mut cut = Vec::new();
+                let mut discarded = Vec::new();
                 if !session.messages.is_empty() || !session.checkpoints.is_empty() {
                     // To the very beginning: checkpoints before the first message are discarded too.
                     all.push(Entry::Rewound(RewindEntry { to: 0, mark: LogDigest::default() }));
-                    cut = session.messages.iter().map(|m| m.message.clone()).collect();
+                    discarded = session.messages.iter().map(|m| m.message.clone()).collect();
                 }
                 all.push(Entry::info(replacement(&session.info.metadata, &export)));
                 all.extend(entries.iter().cloned());
@@ -88,88 +88,90 @@ impl Tenure {
                     after.apply(&Record { seq, at: now, entry: entry.clone() });
                 }
                 let mut draft = PendingCommit::new(all, after);
-                (draft.cut, draft.blobs) = (cut, blobs.clone());
+                draft.cut = discarded;
+                draft.blobs = blobs.clone();
                 Ok(draft)
             });
             match replaced.await {
                 Err(Error::NotFound { .. }) => {}
-                answer => return answer,
+                result => return result,
             }
             self.engine.check_expected_none(id)?;
-            match self.begin_import(who, id, &export, &entries, blobs.clone()).await {
+            match self.begin_import(principal, id, &export, &entries, blobs.clone()).await {
                 // The session was created concurrently, or belongs to another user: the head check
                 // distinguishes the two.
                 Err(Error::Exists { session_id }) => {
-                    self.head(who, &session_id).await.map_err(|_| Error::Exists { session_id })?;
+                    self.head(principal, &session_id).await.map_err(|_| Error::Exists { session_id })?;
                 }
-                answer => return answer,
+                result => return result,
             }
         }
         Err(Error::Conflict { session_id: id.clone(), expected: 0 })
     }
 
     /// Imports a session under an unused id. If the id is in use, it is [`Error::Exists`].
-    pub async fn import_new(&self, who: &Principal, id: &SessionId, export: &Export) -> Result<Head> {
-        self.engine.know(&who.tenant).await?;
-        let export = of_form(export.clone());
-        let (entries, blobs) = self.prepare(who, &export)?;
-        self.begin_import(who, id, &export, &entries, blobs).await
+    pub async fn import_new(&self, principal: &Principal, id: &SessionId, export: &Export) -> Result<Head> {
+        self.engine.know(&principal.tenant).await?;
+        let export = normalize(export.clone());
+        let (entries, blobs) = self.prepare(principal, &export)?;
+        self.begin_import(principal, id, &export, &entries, blobs).await
     }
 
     /// Checks whether an export could be imported. Nothing is written.
-    pub fn check_export(&self, who: &Principal, export: &Export) -> Result<()> {
-        self.prepare(who, &of_form(export.clone())).map(drop)
+    pub fn check_export(&self, principal: &Principal, export: &Export) -> Result<()> {
+        self.prepare(principal, &normalize(export.clone())).map(drop)
     }
 
     /// Validates an export. Returns the entries and blobs for an import without the log.
-    fn prepare(&self, who: &Principal, export: &Export) -> Result<(Vec<Entry>, Vec<Blob>)> {
+    fn prepare(&self, principal: &Principal, export: &Export) -> Result<(Vec<Entry>, Vec<Blob>)> {
         if export.tenure > EXPORT_FORMAT {
-            let (place, found, known) = ("the export".to_owned(), export.tenure, EXPORT_FORMAT);
-            return Err(Error::NewerFormat { place, found, known });
+            let location = "the export".to_owned();
+            return Err(Error::NewerFormat { place: location, found: export.tenure, known: EXPORT_FORMAT });
         }
-        let mut info = created(who, export);
+        let mut info = session_created(principal, export);
         if !export.log.is_empty() {
             // The decisions are compared with those in the log instead.
             info.metadata.remove(DECISIONS);
             let id = export.session_id.clone().unwrap_or_else(SessionId::generate);
-            self.rebuild(who, &id, export, self.origin(export), self.now())?;
+            self.rebuild(principal, &id, export, self.origin(export), self.now())?;
         }
         self.engine.check_info(&info)?;
         let (stored, blobs) = self.engine.detach(&export.messages)?;
-        Ok((imported(export, &stored)?, blobs))
+        Ok((import_entries(export, &stored)?, blobs))
     }
 
     /// Creates the session of an import.
     async fn begin_import(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
         export: &Export,
         entries: &[Entry],
         blobs: Vec<Blob>,
     ) -> Result<Head> {
-        let (now, mut origin) = (self.now(), self.origin(export));
+        let now = self.now();
+        let mut origin = self.origin(export);
         let (mut records, blobs) = if export.log.is_empty() {
             origin.upto = 1 + entries.len() as Seq;
-            let created = Entry::created(SessionCreated { origin: Some(origin), ..created(who, export) });
+            let created = Entry::created(SessionCreated { origin: Some(origin), ..session_created(principal, export) });
             let records = (1..).zip([created].into_iter().chain(entries.iter().cloned()));
             (records.map(|(seq, entry)| Record { seq, at: now, entry }).collect(), blobs)
         } else {
-            self.rebuild(who, id, export, origin, now)?
+            self.rebuild(principal, id, export, origin, now)?
         };
-        self.engine.reserve_session(who, records.iter()).await?;
+        self.engine.reserve_session(principal, records.iter()).await?;
         let more = records.split_off(1);
-        self.engine.begin_with(&who.key(id), &records[0], more, blobs).await
+        self.engine.begin_with(&principal.key(id), &records[0], more, blobs).await
     }
 
     /// The origin of an imported session.
     fn origin(&self, export: &Export) -> Origin {
-        Origin { export: hash(export), at: self.now(), upto: 0 }
+        Origin { export: export_hash(export), at: self.now(), upto: 0 }
     }
 }
 
 /// The hash by which an export is recognized.
-fn hash(export: &Export) -> String {
+fn export_hash(export: &Export) -> String {
     let mut hash = blake3::Hasher::new();
     // Writing into a hash cannot fail, and an export has only string keys.
     let _ = serde_json::to_writer(&mut hash, export);
@@ -177,7 +179,7 @@ fn hash(export: &Export) -> String {
 }
 
 /// Removes the review decisions from an export of version 1, which has no log that proves them.
-fn of_form(mut export: Export) -> Export {
+fn normalize(mut export: Export) -> Export {
     if export.tenure == 1 {
         export.metadata.remove(DECISIONS);
     }
@@ -185,10 +187,10 @@ fn of_form(mut export: Export) -> Export {
 }
 
 /// The entry that creates the session of an import without the log.
-fn created(who: &Principal, export: &Export) -> SessionCreated {
+fn session_created(principal: &Principal, export: &Export) -> SessionCreated {
     let Export { assistant, thread, model, title, tags, metadata, .. } = export.clone();
     SessionCreated {
-        user: who.user.clone(),
+        user: principal.user.clone(),
         assistant,
         thread,
         model,
@@ -200,24 +202,31 @@ fn created(who: &Principal, export: &Export) -> SessionCreated {
 }
 
 /// Converts messages and checkpoints to entries, in log order.
-fn imported(export: &Export, stored: &[Message]) -> Result<Vec<Entry>> {
+fn import_entries(export: &Export, stored: &[Message]) -> Result<Vec<Entry>> {
     let mut entries = Vec::with_capacity(stored.len() + export.checkpoints.len());
     if let Some(i) = export.checkpoints.iter().position(|c| c.position > stored.len()) {
-        return Err(Error::invalid(format!("checkpoints[{i}].position"), "there are fewer messages than that"));
+        return Err(Error::invalid(
+            format!("checkpoints[{i}].position"),
+            "the position is greater than the number of messages",
+        ));
     }
     // The sort is stable, so that checkpoints at one position keep their order.
     let mut checkpoints: Vec<&ExportedCheckpoint> = export.checkpoints.iter().collect();
     checkpoints.sort_by_key(|c| c.position);
     let mut checkpoints = checkpoints.into_iter().peekable();
-    let lead: HashSet<usize> = export.lead.iter().copied().collect();
+    let instruction_positions: HashSet<usize> = export.lead.iter().copied().collect();
     for position in 0..=stored.len() {
         while let Some(c) = checkpoints.next_if(|c| c.position == position) {
-            let (label, auto, state) = (c.label.clone(), c.auto, c.state.clone());
-            entries.push(Entry::Checkpoint(CheckpointEntry { label, auto, run: None, step: None, state }));
+            let entry =
+                CheckpointEntry { label: c.label.clone(), auto: c.auto, run: None, step: None, state: c.state.clone() };
+            entries.push(Entry::Checkpoint(entry));
         }
         if let Some(message) = stored.get(position) {
-            let lead = lead.contains(&position);
-            entries.push(Entry::Message(MessageEntry { lead, ..MessageEntry::from(message.clone()) }));
+            let replaces_instructions = instruction_positions.contains(&position);
+            entries.push(Entry::Message(MessageEntry {
+                lead: replaces_instructions,
+                ..MessageEntry::from(message.clone())
+            }));
         }
     }
     Ok(entries)

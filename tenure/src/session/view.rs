@@ -14,83 +14,86 @@ impl Tenure {
     /// Lists sessions that match the query, most recently active first (D-029). Expired and deleted
     /// sessions are omitted unless the query asks for them. The work of one page is bounded by
     /// `max_scan`: a page may be short or empty and still have a next one.
-    pub async fn list(&self, who: &Principal, query: SessionQuery) -> Result<SessionPage> {
-        self.engine.list(who, query).await
+    pub async fn list(&self, principal: &Principal, query: SessionQuery) -> Result<SessionPage> {
+        self.engine.list(principal, query).await
     }
 
-    /// Calls `look` with the current session and returns its result. The session is copied only if
+    /// Calls `f` with the current session and returns its result. The session is copied only if
     /// it has media that must be inserted, or if it is written to concurrently.
-    pub async fn view<R>(&self, who: &Principal, id: &SessionId, look: impl FnOnce(&Session) -> R) -> Result<R> {
-        let seen = self.engine.shared(who, id).await?;
-        match seen.messages.iter().all(|m| m.message.cuts().is_empty()) {
-            true => Ok(look(&seen)),
-            false => Ok(look(&self.engine.attach(Session::clone(&seen)).await?)),
+    pub async fn view<R>(&self, principal: &Principal, id: &SessionId, f: impl FnOnce(&Session) -> R) -> Result<R> {
+        let session = self.engine.shared(principal, id).await?;
+        if session.messages.iter().all(|m| m.message.cuts().is_empty()) {
+            Ok(f(&session))
+        } else {
+            Ok(f(&self.engine.attach(Session::clone(&session)).await?))
         }
     }
 
-    /// Renders a session to text and caches the text until the session changes (D-013). `make` must
+    /// Renders a session to text and caches the text until the session changes (D-013). `render` must
     /// be a pure function of the session. Returns the text with the end of the log that it was
     /// rendered from. Sessions with media are rendered again each time.
     pub async fn text(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
-        make: impl FnOnce(&Session) -> String,
+        render: impl FnOnce(&Session) -> String,
     ) -> Result<(Seq, Arc<str>)> {
-        let seen = self.engine.shared(who, id).await?;
-        if let Some(text) = seen.text() {
-            return Ok((seen.seq, text));
+        let session = self.engine.shared(principal, id).await?;
+        if let Some(text) = session.text() {
+            return Ok((session.seq, text));
         }
         // Renderings with media are large and seldom requested twice.
-        if seen.messages.iter().any(|m| !m.message.cuts().is_empty()) {
-            return Ok((seen.seq, make(&self.engine.attach(Session::clone(&seen)).await?).into()));
+        if session.messages.iter().any(|m| !m.message.cuts().is_empty()) {
+            return Ok((session.seq, render(&self.engine.attach(Session::clone(&session)).await?).into()));
         }
-        let text = seen.keep(make(&seen));
-        self.engine.weigh(&who.key(id), &seen);
-        Ok((seen.seq, text))
+        let text = session.keep(render(&session));
+        self.engine.weigh(&principal.key(id), &session);
+        Ok((session.seq, text))
     }
 
     /// Loads a session as it was at a point: its messages, pending work and info at that time.
-    pub async fn state_at(&self, who: &Principal, id: &SessionId, at: impl Into<Point>) -> Result<Session> {
-        let at = at.into();
+    pub async fn state_at(&self, principal: &Principal, id: &SessionId, point: impl Into<Point>) -> Result<Session> {
+        let point = point.into();
         let (head, seq) = self
             .engine
-            .read(who, id, Depth::Session, |state| {
+            .read(principal, id, Depth::Session, |state| {
                 let session = self.engine.whole_ref(state, id)?;
                 self.engine.check_live(session)?;
-                Ok((session.head().clone(), crate::rules::checkpoint::place(session, &at)?.seq))
+                Ok((session.head().clone(), crate::rules::checkpoint::place(session, &point)?.seq))
             })
             .await?;
         let records = self.engine.log(&head).await?.into_iter().flatten().take_while(|r| r.seq <= seq);
-        let then = Session::replay(&head.key(), records);
-        let then = then.ok_or_else(|| Error::corrupt(format!("session {}", head.key()), "its log has no beginning"))?;
-        self.engine.attach(then).await
+        let session = Session::replay(&head.key(), records);
+        let session = session.ok_or_else(|| {
+            Error::corrupt(format!("session {}", head.key()), "the log does not begin with `created`")
+        })?;
+        self.engine.attach(session).await
     }
 
     /// Reads at most `limit` messages of a session from a position on, with the session's head.
     pub async fn messages_from(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
         position: usize,
         limit: usize,
     ) -> Result<(Head, Vec<StoredMessage>)> {
-        let seen = self.engine.read(who, id, Depth::Session, |state| {
+        let read = self.engine.read(principal, id, Depth::Session, |state| {
             let session = self.engine.whole_ref(state, id)?;
             self.engine.check_live(session)?;
             let page = session.messages.iter().skip(position).take(limit).cloned().collect();
             Ok((session.head().clone(), page))
         });
-        let (head, mut page): (Head, Vec<StoredMessage>) = seen.await?;
-        for said in page.iter_mut().filter(|m| !m.message.cuts().is_empty()) {
-            said.message = self.engine.attach_message(&head.tenant, &said.message).await?;
+        let (head, mut page): (Head, Vec<StoredMessage>) = read.await?;
+        for stored in page.iter_mut().filter(|m| !m.message.cuts().is_empty()) {
+            stored.message = self.engine.attach_message(&head.tenant, &stored.message).await?;
         }
         Ok((head, page))
     }
 
     /// Reads the last messages of a session, oldest first. The cost is proportional to the number
     /// of messages returned, however long the session is.
-    pub async fn tail(&self, who: &Principal, id: &SessionId, limit: usize) -> Result<Vec<StoredMessage>> {
-        Ok(self.last_messages(who, id, limit).await?.1)
+    pub async fn tail(&self, principal: &Principal, id: &SessionId, limit: usize) -> Result<Vec<StoredMessage>> {
+        Ok(self.last_messages(principal, id, limit).await?.1)
     }
 }

@@ -62,8 +62,8 @@ pub const MAX_PAGE_BYTES: usize = 8 << 20;
 /// # Durability
 ///
 /// A write is durable when its method returns, as far as the store is durable at all (the memory
-/// store is not). The only exception is the use mark of [`Store::get`], which may be lost in a
-/// crash.
+/// store is not). The only exception is the use that [`Store::get`] records, which may be lost
+/// in a crash.
 ///
 /// # Read consistency
 ///
@@ -140,10 +140,10 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Non-blocking variant of [`Store::head`], for sessions that are in use and whose head the
     /// caller has cached.
     ///
-    /// Returns `None` if answering would block; the caller then calls [`Store::head`]. `known` is
-    /// the caller's cached head as JSON: if the stored head is equal, a store may return
+    /// Returns `None` if answering would block; the caller then calls [`Store::head`]. `known_json`
+    /// is the caller's cached head as JSON: if the stored head is equal, a store may return
     /// [`HeadCheck::Same`] without deserializing it.
-    fn glance(&self, key: &SessionKey, known: &str) -> Option<Result<HeadCheck>>;
+    fn glance(&self, key: &SessionKey, known_json: &str) -> Option<Result<HeadCheck>>;
 
     /// Notifies other processes on this store that a session has changed. Returns at once; the
     /// notification is sent soon afterwards. It is a hint, and nothing depends on its delivery.
@@ -170,7 +170,7 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// heads.
     ///
     /// If a label or the thread of the query selects at most `max_scan` sessions, those are
-    /// scanned; otherwise the sessions of `query.whose` are scanned in the order of their activity.
+    /// scanned; otherwise the sessions of `query.owner` are scanned in the order of their activity.
     /// A scan that reaches the bound ends the page early, possibly with no heads at all:
     /// [`HeadPage::stopped`] is then the cursor from which the next page continues. Queries by hash,
     /// match key or parent are answered from an index of those, without the bound.
@@ -209,28 +209,28 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
 
     /// Inserts or replaces an item by its key.
     ///
-    /// `keep` bounds the number of items of the namespace: beyond it, the least recently used items
+    /// `max_items` bounds the number of items of the namespace: beyond it, the least recently used items
     /// are evicted, never the new one; concurrent calls may exceed the bound briefly. Items that
     /// contain NUL characters are rejected. A namespace of a session that does not exist rejects
     /// the item with [`Error::NotFound`].
-    async fn put(&self, shelf: &Namespace, item: &Item, keep: Option<usize>) -> Result<()>;
+    async fn put(&self, namespace: &Namespace, item: &Item, max_items: Option<usize>) -> Result<()>;
 
-    /// Returns an item by its key, or `None` if there is none. With `used`, also sets the item's
+    /// Returns an item by its key, or `None` if there is none. With `used_at`, also sets the item's
     /// last use to that time and increments its use count; the returned item includes the update.
     /// This update may be lost in a crash.
-    async fn get(&self, shelf: &Namespace, key: &str, used: Option<Timestamp>) -> Result<Option<Item>>;
+    async fn get(&self, namespace: &Namespace, key: &str, used_at: Option<Timestamp>) -> Result<Option<Item>>;
 
     /// Lists the items of a namespace in the order of their keys, after a key (exclusive), at most
     /// `limit`.
-    async fn items(&self, shelf: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>>;
+    async fn items(&self, namespace: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>>;
 
     /// Removes an item. Returns whether it existed.
-    async fn remove(&self, shelf: &Namespace, key: &str) -> Result<bool>;
+    async fn remove(&self, namespace: &Namespace, key: &str) -> Result<bool>;
 
     /// Full-text search: returns items of a namespace whose text contains any word of `text`,
     /// ranked best first, at most `limit`. Words are compared case-insensitively; a store may use
     /// only the first 64 words of the query, and may ignore accents.
-    async fn search(&self, shelf: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>>;
+    async fn search(&self, namespace: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>>;
 
     /// Removes expired items (`expires_at` at or before `now`) of all namespaces, at most `limit`.
     /// Returns the number removed.
@@ -327,12 +327,12 @@ impl Commit {
         if !contiguous || last != self.head.seq || (self.base.is_none() && self.records.is_empty()) {
             return Err(Error::invalid(
                 "commit",
-                "records must follow the base without a hole and end at the head's seq",
+                "records must follow the base without a gap and end at the head's seq",
             ));
         }
         let parent = self.head.parent.as_ref().filter(|_| self.base.is_none());
         if parent.is_some_and(|p| p.seq + 1 != self.head.first) {
-            return Err(Error::invalid("commit", "a fork's first record must follow the one where it left its parent"));
+            return Err(Error::invalid("commit", "a fork's first record must follow its fork point in the parent"));
         }
         self.items.iter().try_for_each(|(_, item)| item.check())
     }

@@ -52,13 +52,13 @@ pub enum Orphan {
 
 impl Finding {
     /// Creates a finding with advice for an operator.
-    pub fn new(place: impl fmt::Display, what: impl fmt::Display, advice: &str) -> Self {
-        Self { place: place.to_string(), what: what.to_string(), cure: Remedy::Advice(advice.to_owned()) }
+    pub fn new(location: impl fmt::Display, description: impl fmt::Display, advice: &str) -> Self {
+        Self { place: location.to_string(), what: description.to_string(), cure: Remedy::Advice(advice.to_owned()) }
     }
 
     /// Creates a finding for an orphan.
-    pub fn orphan(place: impl fmt::Display, what: impl fmt::Display, orphan: Orphan) -> Self {
-        Self { place: place.to_string(), what: what.to_string(), cure: Remedy::Remove(orphan) }
+    pub fn orphan(location: impl fmt::Display, description: impl fmt::Display, orphan: Orphan) -> Self {
+        Self { place: location.to_string(), what: description.to_string(), cure: Remedy::Remove(orphan) }
     }
 
     /// Returns whether [`Tenure::repair`](crate::Tenure::repair) can fix it automatically.
@@ -76,8 +76,8 @@ impl fmt::Display for Finding {
 impl fmt::Display for Remedy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Remedy::Remove(_) => f.write_str("repairing removes it; nothing else needs it"),
-            Remedy::Card(_) => f.write_str("repairing writes the card anew from the log"),
+            Remedy::Remove(_) => f.write_str("repair removes it; no session references it"),
+            Remedy::Card(_) => f.write_str("repair rebuilds the head from the log"),
             Remedy::Advice(advice) => f.write_str(advice),
         }
     }

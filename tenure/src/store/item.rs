@@ -67,7 +67,8 @@ pub struct Item {
 impl Item {
     /// Creates an item that was not used yet, has no text and does not expire.
     pub fn new(key: impl Into<String>, value: impl Into<String>, now: Timestamp) -> Self {
-        let (key, value) = (key.into(), value.into());
+        let key = key.into();
+        let value = value.into();
         Self { key, value, text: None, created_at: now, used_at: now, uses: 0, expires_at: None }
     }
 
@@ -79,9 +80,10 @@ impl Item {
     /// Validates that the item contains no NUL character, which PostgreSQL cannot store in text.
     pub(crate) fn check(&self) -> Result<()> {
         let nul = |s: &str| s.contains('\0');
-        match nul(&self.key) || nul(&self.value) || self.text.as_deref().is_some_and(nul) {
-            true => Err(Error::invalid("item", "an item's key, value and text must be free of NUL characters")),
-            false => Ok(()),
+        if nul(&self.key) || nul(&self.value) || self.text.as_deref().is_some_and(nul) {
+            Err(Error::invalid("item", "an item's key, value and text must not contain NUL characters"))
+        } else {
+            Ok(())
         }
     }
 }

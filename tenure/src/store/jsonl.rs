@@ -48,11 +48,11 @@ use tokio::sync::{RwLock, broadcast};
 
 /// A store of sessions in JSONL files. A lock file limits a directory to one process at a time.
 pub struct JsonlStore {
-    disk: Arc<JsonlEngine>,
-    gates: FileLocks,
+    engine: Arc<JsonlEngine>,
+    locks: FileLocks,
     /// Held for reading by a commit that depends on data outside its session (a parent, blobs), and
     /// for writing by a purge, so that no purge removes those data concurrently.
-    leaning: Arc<RwLock<()>>,
+    purge_lock: Arc<RwLock<()>>,
 }
 
 impl JsonlStore {
@@ -62,60 +62,60 @@ impl JsonlStore {
             return Err(Error::invalid("store", "jsonl: needs a directory, as in jsonl:DIR"));
         }
         let dir = PathBuf::from(dir);
-        let (disk, repairs) = blocking(move || {
-            let (root, lock) = open::claim(&dir)?;
+        let (engine, repairs) = blocking(move || {
+            let (root, lock) = open::lock_directory(&dir)?;
             let (state, repairs) = open::load(&root)?;
             Ok((JsonlEngine::new(root, lock, state), repairs))
         })
         .await?;
-        Ok((Self { disk: Arc::new(disk), gates: FileLocks::default(), leaning: Arc::default() }, repairs))
+        Ok((Self { engine: Arc::new(engine), locks: FileLocks::default(), purge_lock: Arc::default() }, repairs))
     }
 
     /// Returns the format of a directory, which is only read. `None` means that it is not a store
     /// yet.
     pub fn format(dir: &str) -> Result<Option<u32>> {
-        open::found(&PathBuf::from(dir))
+        open::read_format(&PathBuf::from(dir))
     }
 
     /// Returns a head from the in-memory index; fails if the session's file is damaged.
-    fn card(&self, key: &SessionKey) -> Result<Option<Head>> {
-        let state = self.disk.state();
-        state.intact(&LogFile::session(key))?;
+    fn indexed_head(&self, key: &SessionKey) -> Result<Option<Head>> {
+        let state = self.engine.state();
+        state.check_intact(&LogFile::session(key))?;
         Ok(state.index.head(key).cloned())
     }
 
     /// Runs work on a file while holding its lock.
-    async fn in_turn<T: Send + 'static>(
+    async fn with_file_lock<T: Send + 'static>(
         &self,
-        place: LogFile,
+        log_file: LogFile,
         work: impl FnOnce(&JsonlEngine, &LogFile) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let turn = self.gates.turn(place.clone()).await;
-        self.with_disk(move |disk| {
-            let _turn = turn;
-            work(disk, &place)
+        let guard = self.locks.lock(log_file.clone()).await;
+        self.with_engine(move |engine| {
+            let _guard = guard;
+            work(engine, &log_file)
         })
         .await
     }
 
-    async fn with_disk<T: Send + 'static>(
+    async fn with_engine<T: Send + 'static>(
         &self,
         work: impl FnOnce(&JsonlEngine) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let disk = self.disk.clone();
-        blocking(move || work(&disk)).await
+        let engine = self.engine.clone();
+        blocking(move || work(&engine)).await
     }
 }
 
 /// Runs work that blocks on the disk, on a blocking thread. It completes even if the caller is
 /// cancelled.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| Error::unavailable("the work on the disk was broken off"))?
+    tokio::task::spawn_blocking(work).await.map_err(|_| Error::unavailable("the disk operation was aborted; retry"))?
 }
 
 impl fmt::Debug for JsonlStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JsonlStore").field("dir", &self.disk.root).finish_non_exhaustive()
+        f.debug_struct("JsonlStore").field("dir", &self.engine.root).finish_non_exhaustive()
     }
 }
 
@@ -123,41 +123,43 @@ impl JsonlStore {
     async fn purge_if(&self, key: &SessionKey, expected: Option<(Timestamp, Seq)>) -> Result<()> {
         // No fork can be created meanwhile. Only a purge holds more than one file lock, so there is
         // no deadlock.
-        let leaning = self.leaning.clone().write_owned().await;
-        let forks = self.disk.state().index.estate(key);
-        let mut turns = Vec::new();
-        for head in forks.heir.iter().map(|(head, _)| head).chain(&forks.others) {
-            turns.push(self.gates.turn(LogFile::session(&head.key())).await);
+        let purge_guard = self.purge_lock.clone().write_owned().await;
+        let inheritance = self.engine.state().index.fork_inheritance(key);
+        let mut fork_guards = Vec::new();
+        for head in inheritance.inheriting_fork.iter().map(|(head, _)| head).chain(&inheritance.reparented) {
+            fork_guards.push(self.locks.lock(LogFile::session(&head.key())).await);
         }
-        let (place, key) = (LogFile::session(key), key.clone());
-        let work = move |disk: &JsonlEngine, place: &LogFile| {
-            let _held = (leaning, turns);
-            disk.state().index.check_at(&key, expected)?;
-            disk.purge(place, &key)
+        let log_file = LogFile::session(key);
+        let key = key.clone();
+        let work = move |engine: &JsonlEngine, log_file: &LogFile| {
+            let _guards = (purge_guard, fork_guards);
+            engine.state().index.check_at(&key, expected)?;
+            engine.purge(log_file, &key)
         };
-        self.in_turn(place, work).await
+        self.with_file_lock(log_file, work).await
     }
 }
 
 #[async_trait]
 impl Store for JsonlStore {
     async fn commit(&self, commit: &Commit) -> Result<()> {
-        let leans = (commit.base.is_none() && commit.head.parent.is_some()) || !commit.blobs.is_empty();
-        let leaning = if leans { Some(self.leaning.clone().read_owned().await) } else { None };
-        let (place, commit) = (LogFile::session(&commit.head.key()), commit.clone());
-        let work = move |disk: &JsonlEngine, place: &LogFile| {
-            let _leaning = leaning;
-            disk.commit(place, &commit)
+        let depends_on_others = (commit.base.is_none() && commit.head.parent.is_some()) || !commit.blobs.is_empty();
+        let purge_guard = if depends_on_others { Some(self.purge_lock.clone().read_owned().await) } else { None };
+        let log_file = LogFile::session(&commit.head.key());
+        let commit = commit.clone();
+        let work = move |engine: &JsonlEngine, log_file: &LogFile| {
+            let _purge_guard = purge_guard;
+            engine.commit(log_file, &commit)
         };
-        self.in_turn(place, work).await
+        self.with_file_lock(log_file, work).await
     }
 
     async fn head(&self, key: &SessionKey) -> Result<Option<Head>> {
-        self.card(key)
+        self.indexed_head(key)
     }
 
     fn glance(&self, key: &SessionKey, _: &str) -> Option<Result<HeadCheck>> {
-        Some(self.card(key).map(|card| HeadCheck::Now(card.map(Box::new))))
+        Some(self.indexed_head(key).map(|head| HeadCheck::Now(head.map(Box::new))))
     }
 
     // There is no notification channel: only one process has the files open.
@@ -172,24 +174,25 @@ impl Store for JsonlStore {
     }
 
     async fn heads(&self, query: &SessionQuery) -> Result<Vec<Head>> {
-        Ok(self.disk.state().index.heads(query))
+        Ok(self.engine.state().index.heads(query))
     }
 
     async fn page(&self, query: &SessionQuery, max_scan: usize) -> Result<HeadPage> {
-        Ok(self.disk.state().index.page(query, max_scan))
+        Ok(self.engine.state().index.page(query, max_scan))
     }
 
     async fn count(&self) -> Result<Vec<(Status, u64)>> {
-        Ok(self.disk.state().index.count())
+        Ok(self.engine.state().index.count())
     }
 
     async fn records(&self, key: &SessionKey, range: &RecordRange) -> Result<Vec<Record>> {
-        let (place, range) = (LogFile::session(key), range.clone());
-        let again = (place.clone(), range.clone());
-        match self.with_disk(move |disk| disk.records(&place, &range)).await {
+        let log_file = LogFile::session(key);
+        let range = range.clone();
+        let retry = (log_file.clone(), range.clone());
+        match self.with_engine(move |engine| engine.records(&log_file, &range)).await {
             // The file may have been rewritten during the read: retry under the file's lock.
-            Err(_) => self.in_turn(again.0, move |disk, place| disk.records(place, &again.1)).await,
-            found => found,
+            Err(_) => self.with_file_lock(retry.0, move |engine, log_file| engine.records(log_file, &retry.1)).await,
+            records => records,
         }
     }
 
@@ -201,92 +204,102 @@ impl Store for JsonlStore {
         self.purge_if(key, Some((created_at, seq))).await
     }
 
-    async fn put(&self, shelf: &Namespace, item: &Item, keep: Option<usize>) -> Result<()> {
+    async fn put(&self, namespace: &Namespace, item: &Item, max_items: Option<usize>) -> Result<()> {
         item.check()?;
-        let (shelf, item) = (shelf.clone(), item.clone());
-        self.in_turn(LogFile::of(&shelf), move |disk, place| disk.put(place, &shelf, &item, keep)).await
+        let namespace = namespace.clone();
+        let item = item.clone();
+        self.with_file_lock(LogFile::of(&namespace), move |engine, log_file| {
+            engine.put(log_file, &namespace, &item, max_items)
+        })
+        .await
     }
 
-    async fn get(&self, shelf: &Namespace, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
-        let mut state = self.disk.state();
-        state.intact(&LogFile::of(shelf))?;
-        Ok(state.index.get(shelf, key, used))
+    async fn get(&self, namespace: &Namespace, key: &str, used_at: Option<Timestamp>) -> Result<Option<Item>> {
+        let mut state = self.engine.state();
+        state.check_intact(&LogFile::of(namespace))?;
+        Ok(state.index.get(namespace, key, used_at))
     }
 
-    async fn items(&self, shelf: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
-        let state = self.disk.state();
-        state.intact(&LogFile::of(shelf))?;
-        Ok(state.index.items(shelf, after).take(limit).map(|i| Item::clone(i)).collect())
+    async fn items(&self, namespace: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
+        let state = self.engine.state();
+        state.check_intact(&LogFile::of(namespace))?;
+        Ok(state.index.items(namespace, after).take(limit).map(|i| Item::clone(i)).collect())
     }
 
-    async fn remove(&self, shelf: &Namespace, key: &str) -> Result<bool> {
-        let items = vec![(shelf.clone(), key.to_owned())];
-        Ok(self.in_turn(LogFile::of(shelf), move |disk, place| disk.remove(place, items, |_| true)).await? > 0)
+    async fn remove(&self, namespace: &Namespace, key: &str) -> Result<bool> {
+        let items = vec![(namespace.clone(), key.to_owned())];
+        Ok(self
+            .with_file_lock(LogFile::of(namespace), move |engine, log_file| engine.remove(log_file, items, |_| true))
+            .await?
+            > 0)
     }
 
-    async fn search(&self, shelf: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
-        let state = self.disk.state();
-        state.intact(&LogFile::of(shelf))?;
-        Ok(state.index.search(shelf, text, limit))
+    async fn search(&self, namespace: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
+        let state = self.engine.state();
+        state.check_intact(&LogFile::of(namespace))?;
+        Ok(state.index.search(namespace, text, limit))
     }
 
     async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {
-        let mut over: HashMap<LogFile, Vec<_>> = HashMap::new();
-        for (shelf, key) in self.disk.state().index.expired(now, limit) {
-            over.entry(LogFile::of(&shelf)).or_default().push((shelf, key));
+        let mut expired: HashMap<LogFile, Vec<_>> = HashMap::new();
+        for (namespace, key) in self.engine.state().index.expired(now, limit) {
+            expired.entry(LogFile::of(&namespace)).or_default().push((namespace, key));
         }
         let mut removed = 0;
-        for (place, items) in over {
+        for (log_file, items) in expired {
             // A concurrent `put` may have replaced the item.
-            let is_over = move |item: &Item| item.is_expired(now);
-            removed += self.in_turn(place, move |disk, place| disk.remove(place, items, is_over)).await?;
+            let is_expired = move |item: &Item| item.is_expired(now);
+            removed += self
+                .with_file_lock(log_file, move |engine, log_file| engine.remove(log_file, items, is_expired))
+                .await?;
         }
         Ok(removed)
     }
 
     async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
-        let place = LogFile { tenant: tenant.clone(), owner: owner.clone() };
-        self.in_turn(place, |disk, place| disk.clear(place)).await?;
-        let places = self.disk.state().with_dead_lines();
-        for place in places {
-            self.in_turn(place, |disk, place| disk.rewrite(place)).await?;
+        let log_file = LogFile { tenant: tenant.clone(), owner: owner.clone() };
+        self.with_file_lock(log_file, |engine, log_file| engine.remove_namespaces(log_file)).await?;
+        let log_files = self.engine.state().files_with_dead_lines();
+        for log_file in log_files {
+            self.with_file_lock(log_file, |engine, log_file| engine.rewrite(log_file)).await?;
         }
-        let leaning = self.leaning.clone().write_owned().await;
+        let purge_guard = self.purge_lock.clone().write_owned().await;
         let tenant = tenant.clone();
-        self.with_disk(move |disk| {
-            let _leaning = leaning;
-            disk.remove_unused_blobs(&tenant)
+        self.with_engine(move |engine| {
+            let _purge_guard = purge_guard;
+            engine.remove_unused_blobs(&tenant)
         })
         .await
     }
 
     async fn wipe(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
-        let place = LogFile { tenant: tenant.clone(), owner: owner.clone() };
-        if !self.disk.state().has_dead_lines(&place) {
+        let log_file = LogFile { tenant: tenant.clone(), owner: owner.clone() };
+        if !self.engine.state().has_dead_lines(&log_file) {
             return Ok(());
         }
-        self.in_turn(place, |disk, place| disk.rewrite(place)).await
+        self.with_file_lock(log_file, |engine, log_file| engine.rewrite(log_file)).await
     }
 
     async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>> {
-        let (tenant, id) = (tenant.clone(), *id);
-        self.with_disk(move |disk| disk.blob(&tenant, id)).await
+        let tenant = tenant.clone();
+        let id = *id;
+        self.with_engine(move |engine| engine.blob(&tenant, id)).await
     }
 
     async fn check(&self, remove: &[Orphan]) -> Result<Vec<Finding>> {
         // Excludes commits that have written blobs but have not been appended yet.
-        let leaning = self.leaning.clone().write_owned().await;
+        let purge_guard = self.purge_lock.clone().write_owned().await;
         let orphans = remove.to_vec();
         let mut findings = self
-            .with_disk(move |disk| {
-                let _leaning = leaning;
-                disk.remove_orphans(&orphans)?;
-                disk.check()
+            .with_engine(move |engine| {
+                let _purge_guard = purge_guard;
+                engine.remove_orphans(&orphans)?;
+                engine.check()
             })
             .await?;
-        let places: Vec<LogFile> = self.disk.state().logs.keys().cloned().collect();
-        for place in places {
-            findings.extend(self.in_turn(place, |disk, place| disk.check_file(place)).await?);
+        let log_files: Vec<LogFile> = self.engine.state().logs.keys().cloned().collect();
+        for log_file in log_files {
+            findings.extend(self.with_file_lock(log_file, |engine, log_file| engine.check_file(log_file)).await?);
         }
         Ok(findings)
     }

@@ -30,7 +30,7 @@ pub(super) struct MemIndex {
     hashes: HashMap<(Tenant, VisibleHash), BTreeSet<SessionId>>,
     matches: HashMap<(Tenant, VisibleHash), BTreeSet<SessionId>>,
     children: HashMap<SessionKey, BTreeSet<SessionId>>,
-    shelves: BTreeMap<Namespace, ItemSpace>,
+    namespaces: BTreeMap<Namespace, ItemSpace>,
     /// The blobs that each session references, with the first record that does.
     uses: HashMap<SessionKey, BTreeMap<BlobId, Seq>>,
     /// The number of sessions that reference a blob.
@@ -41,9 +41,9 @@ pub(super) struct MemIndex {
 #[derive(Debug, PartialEq)]
 pub(super) struct ForkInheritance {
     /// The fork that inherits the session's records up to a fork point, and takes its place.
-    pub heir: Option<(Head, Seq)>,
+    pub inheriting_fork: Option<(Head, Seq)>,
     /// The forks that are only re-parented.
-    pub others: Vec<Head>,
+    pub reparented: Vec<Head>,
 }
 
 impl MemIndex {
@@ -77,9 +77,9 @@ impl MemIndex {
         if commit.base.is_none()
             && let Some(parent) = &commit.head.parent
         {
-            let at = SessionKey { tenant: key.tenant, session: parent.session.clone() };
-            if self.heads.get(&at).is_none_or(|p| p.seq < parent.seq) {
-                return Err(missing(at.session));
+            let parent_key = SessionKey { tenant: key.tenant, session: parent.session.clone() };
+            if self.heads.get(&parent_key).is_none_or(|p| p.seq < parent.seq) {
+                return Err(missing(parent_key.session));
             }
         }
         Ok(())
@@ -87,7 +87,7 @@ impl MemIndex {
 
     /// Returns the head after a commit. `first` and `parent` keep their stored values: a purge may
     /// have changed them since the writer loaded the session, without moving the end of its log.
-    pub fn card(&self, commit: &Commit) -> Head {
+    pub fn head_after(&self, commit: &Commit) -> Head {
         match (commit.base, self.heads.get(&commit.head.key())) {
             (Some(_), Some(h)) => Head { first: h.first, parent: h.parent.clone(), ..commit.head.clone() },
             _ => commit.head.clone(),
@@ -97,7 +97,7 @@ impl MemIndex {
     /// Applies a commit, except for its records.
     pub fn apply(&mut self, commit: &Commit) {
         let key = commit.head.key();
-        self.set(self.card(commit));
+        self.set(self.head_after(commit));
         for (name, item) in &commit.items {
             let owner = Owner::Session(key.session.clone());
             self.put(&Namespace { tenant: key.tenant.clone(), owner, name: name.clone() }, item.clone());
@@ -109,10 +109,11 @@ impl MemIndex {
     pub fn set(&mut self, head: Head) {
         let key = head.key();
         self.unlink(&key);
-        let (tenant, id) = (&key.tenant, &key.session);
-        let place = (head.active_at, id.clone());
-        self.newest_of_all.entry(tenant.clone()).or_default().insert(place.clone());
-        self.newest.entry((tenant.clone(), head.user.clone())).or_default().insert(place);
+        let tenant = &key.tenant;
+        let id = &key.session;
+        let position = (head.active_at, id.clone());
+        self.newest_of_all.entry(tenant.clone()).or_default().insert(position.clone());
+        self.newest.entry((tenant.clone(), head.user.clone())).or_default().insert(position);
         for label in head.labels() {
             self.labels.entry((tenant.clone(), label)).or_default().insert(id.clone());
         }
@@ -134,7 +135,7 @@ impl MemIndex {
     pub fn remove(&mut self, key: &SessionKey) -> Vec<BlobId> {
         self.unlink(key);
         self.heads.remove(key);
-        self.clear(&key.tenant, &Owner::Session(key.session.clone()));
+        self.remove_namespaces(&key.tenant, &Owner::Session(key.session.clone()));
         let uses = self.uses.remove(key).unwrap_or_default();
         uses.into_keys().filter(|blob| self.release(&key.tenant, *blob)).collect()
     }
@@ -142,21 +143,22 @@ impl MemIndex {
     /// Removes a head from all secondary indexes.
     fn unlink(&mut self, key: &SessionKey) {
         let Some(head) = self.heads.get(key) else { return };
-        let (tenant, id) = (&key.tenant, &key.session);
-        take(&mut self.newest, &(tenant.clone(), head.user.clone()), &(head.active_at, id.clone()));
-        take(&mut self.newest_of_all, tenant, &(head.active_at, id.clone()));
+        let tenant = &key.tenant;
+        let id = &key.session;
+        remove_value(&mut self.newest, &(tenant.clone(), head.user.clone()), &(head.active_at, id.clone()));
+        remove_value(&mut self.newest_of_all, tenant, &(head.active_at, id.clone()));
         for label in head.labels() {
-            take(&mut self.labels, &(tenant.clone(), label), id);
+            remove_value(&mut self.labels, &(tenant.clone(), label), id);
         }
         if let Some(thread) = &head.thread {
-            take(&mut self.threads, &(tenant.clone(), thread.clone()), id);
+            remove_value(&mut self.threads, &(tenant.clone(), thread.clone()), id);
         }
-        take(&mut self.hashes, &(tenant.clone(), head.mark.hash), id);
+        remove_value(&mut self.hashes, &(tenant.clone(), head.mark.hash), id);
         for key in head.mark.match_keys() {
-            take(&mut self.matches, &(tenant.clone(), key), id);
+            remove_value(&mut self.matches, &(tenant.clone(), key), id);
         }
         if let Some(parent) = parent_key(head) {
-            take(&mut self.children, &parent, id);
+            remove_value(&mut self.children, &parent, id);
         }
     }
 
@@ -166,28 +168,34 @@ impl MemIndex {
             (Some(c), SessionOrder::Newest) => (head.active_at, &head.info.session_id) < (c.active_at, &c.session),
             _ => true,
         };
-        let page = |found: &mut dyn Iterator<Item = &Head>| -> Vec<Head> {
-            found.filter(after).filter(|h| query.matches(h)).skip(query.offset).take(query.limit).cloned().collect()
+        let page = |candidates: &mut dyn Iterator<Item = &Head>| -> Vec<Head> {
+            candidates
+                .filter(after)
+                .filter(|h| query.matches(h))
+                .skip(query.offset)
+                .take(query.limit)
+                .cloned()
+                .collect()
         };
         let by_content = !query.hashes.is_empty() || !query.matches.is_empty();
         if let (OwnerFilter::User(tenant, user), SessionOrder::Newest, false) = (&query.whose, query.order, by_content)
         {
             let ids = self.newest.get(&(tenant.clone(), user.clone())).into_iter().flatten().rev();
-            return page(&mut ids.filter_map(|(_, id)| self.at(tenant, id)));
+            return page(&mut ids.filter_map(|(_, id)| self.head_of(tenant, id)));
         }
-        let mut found = self.candidates(query);
+        let mut candidates = self.candidates(query);
         match query.order {
-            SessionOrder::Newest => found.sort_by_key(|h| Reverse((h.active_at, &h.info.session_id, &h.tenant))),
-            SessionOrder::Oldest => found.sort_by_key(|h| (h.active_at, &h.info.session_id, &h.tenant)),
-            SessionOrder::Due => found.sort_by_key(|h| (h.due_at, &h.tenant, &h.info.session_id)),
+            SessionOrder::Newest => candidates.sort_by_key(|h| Reverse((h.active_at, &h.info.session_id, &h.tenant))),
+            SessionOrder::Oldest => candidates.sort_by_key(|h| (h.active_at, &h.info.session_id, &h.tenant)),
+            SessionOrder::Due => candidates.sort_by_key(|h| (h.due_at, &h.tenant, &h.info.session_id)),
         }
-        page(&mut found.into_iter())
+        page(&mut candidates.into_iter())
     }
 
     /// Returns the newest matching heads, scanning at most `max_scan`.
     pub fn page(&self, query: &SessionQuery, max_scan: usize) -> HeadPage {
         let query = &SessionQuery { order: SessionOrder::Newest, ..query.clone() };
-        let (tenant, places) = match &query.whose {
+        let (tenant, positions) = match &query.whose {
             OwnerFilter::User(tenant, user) => (tenant, self.newest.get(&(tenant.clone(), user.clone()))),
             OwnerFilter::Tenant(tenant) => (tenant, self.newest_of_all.get(tenant)),
             OwnerFilter::Everyone => return HeadPage { heads: self.heads(query), stopped: None },
@@ -196,7 +204,8 @@ impl MemIndex {
         if is_indexed {
             return HeadPage { heads: self.heads(query), stopped: None };
         }
-        let (none, none_active) = (BTreeSet::new(), BTreeSet::new());
+        let none = BTreeSet::new();
+        let none_active = BTreeSet::new();
         let labels = query.labels().into_iter().map(|label| self.labels.get(&(tenant.clone(), label)));
         let threads = query.thread.iter().map(|thread| self.threads.get(&(tenant.clone(), thread.clone())));
         let fewest = labels.chain(threads).map(|ids| ids.unwrap_or(&none)).min_by_key(|ids| ids.len());
@@ -205,27 +214,28 @@ impl MemIndex {
             None => true,
         };
         if let Some(ids) = fewest.filter(|ids| ids.len() <= max_scan) {
-            let mut found: Vec<&Head> = ids.iter().filter_map(|id| self.at(tenant, id)).filter(after).collect();
-            found.retain(|head| query.matches(head));
-            found.sort_by_key(|h| Reverse((h.active_at, &h.info.session_id)));
-            let heads = found.into_iter().skip(query.offset).take(query.limit).cloned().collect();
+            let mut matching: Vec<&Head> = ids.iter().filter_map(|id| self.head_of(tenant, id)).filter(after).collect();
+            matching.retain(|head| query.matches(head));
+            matching.sort_by_key(|h| Reverse((h.active_at, &h.info.session_id)));
+            let heads = matching.into_iter().skip(query.offset).take(query.limit).cloned().collect();
             return HeadPage { heads, stopped: None };
         }
         let upto = query.cursor.as_ref().map(|c| (c.active_at, c.session.clone()));
         let upto = upto.map_or(Bound::Unbounded, Bound::Excluded);
-        let places = places.unwrap_or(&none_active).range((Bound::Unbounded, upto)).rev();
-        let (mut page, mut skipped) = (HeadPage::default(), 0);
-        for (looked_at, head) in (1..).zip(places.filter_map(|(_, id)| self.at(tenant, id))) {
+        let positions = positions.unwrap_or(&none_active).range((Bound::Unbounded, upto)).rev();
+        let mut page = HeadPage::default();
+        let mut matched = 0;
+        for (scanned, head) in (1..).zip(positions.filter_map(|(_, id)| self.head_of(tenant, id))) {
             if page.heads.len() >= query.limit {
                 return page;
             }
             if query.matches(head) {
-                skipped += 1;
-                if skipped > query.offset {
+                matched += 1;
+                if matched > query.offset {
                     page.heads.push(head.clone());
                 }
             }
-            if looked_at == max_scan && page.heads.len() < query.limit {
+            if scanned == max_scan && page.heads.len() < query.limit {
                 page.stopped = Some(SessionCursor::of(head));
                 return page;
             }
@@ -243,20 +253,20 @@ impl MemIndex {
             if !wanted.is_empty() {
                 let ids = wanted.iter().filter_map(|hash| index.get(&(tenant.clone(), *hash))).flatten();
                 let ids: BTreeSet<_> = ids.collect();
-                return ids.into_iter().filter_map(|id| self.at(tenant, id)).collect();
+                return ids.into_iter().filter_map(|id| self.head_of(tenant, id)).collect();
             }
         }
         if let Some(parent) = &query.parent {
             let parent = SessionKey { tenant: tenant.clone(), session: parent.clone() };
             let ids = self.children.get(&parent).into_iter().flatten();
-            return ids.filter_map(|id| self.at(tenant, id)).collect();
+            return ids.filter_map(|id| self.head_of(tenant, id)).collect();
         }
         // The smallest valid id.
         let first = SessionKey { tenant: tenant.clone(), session: SessionId::new("-").expect("a dash is a valid id") };
         self.heads.range(first..).map(|(_, head)| head).take_while(|h| h.tenant == *tenant).collect()
     }
 
-    fn at(&self, tenant: &Tenant, session: &SessionId) -> Option<&Head> {
+    fn head_of(&self, tenant: &Tenant, session: &SessionId) -> Option<&Head> {
         self.heads.get(&SessionKey { tenant: tenant.clone(), session: session.clone() })
     }
 
@@ -275,28 +285,29 @@ impl MemIndex {
     /// inherits the records that the forks need and takes the session's place; the others are
     /// re-parented to it. If all fork points lie before the session's own first record, all forks
     /// are re-parented to its parent (D-001).
-    pub fn estate(&self, key: &SessionKey) -> ForkInheritance {
+    pub fn fork_inheritance(&self, key: &SessionKey) -> ForkInheritance {
         let ids = self.children.get(key).into_iter().flatten();
-        let mut forks: Vec<Head> = ids.filter_map(|id| self.at(&key.tenant, id)).cloned().collect();
-        let left_at = |h: &Head| h.parent.as_ref().map_or(0, |p| p.seq);
-        forks.sort_by_key(left_at);
-        let (Some(gone), Some(last)) = (self.heads.get(key), forks.last()) else {
-            return ForkInheritance { heir: None, others: Vec::new() };
+        let mut forks: Vec<Head> = ids.filter_map(|id| self.head_of(&key.tenant, id)).cloned().collect();
+        let fork_point = |h: &Head| h.parent.as_ref().map_or(0, |p| p.seq);
+        forks.sort_by_key(fork_point);
+        let (Some(purged), Some(last)) = (self.heads.get(key), forks.last()) else {
+            return ForkInheritance { inheriting_fork: None, reparented: Vec::new() };
         };
-        let upto = left_at(last);
-        let heir = if upto + 1 >= gone.first { forks.pop() } else { None };
-        let heir = heir.map(|h| (Head { first: gone.first, parent: gone.parent.clone(), ..h }, upto));
-        let stand_in = match (&heir, &gone.parent) {
-            (Some((heir, _)), _) => Some(&heir.info.session_id),
+        let upto = fork_point(last);
+        let inheriting_fork = if upto + 1 >= purged.first { forks.pop() } else { None };
+        let inheriting_fork =
+            inheriting_fork.map(|h| (Head { first: purged.first, parent: purged.parent.clone(), ..h }, upto));
+        let new_parent = match (&inheriting_fork, &purged.parent) {
+            (Some((fork, _)), _) => Some(&fork.info.session_id),
             (None, Some(parent)) => Some(&parent.session),
             (None, None) => None,
         };
         for fork in &mut forks {
-            if let (Some(parent), Some(session)) = (&mut fork.parent, stand_in) {
+            if let (Some(parent), Some(session)) = (&mut fork.parent, new_parent) {
                 parent.session = session.clone();
             }
         }
-        ForkInheritance { heir, others: forks }
+        ForkInheritance { inheriting_fork, reparented: forks }
     }
 
     /// Adds references of a session to blobs, from a record on.
@@ -311,11 +322,12 @@ impl MemIndex {
         }
     }
 
-    /// Copies the blob references that belong to records up to `upto` to the heir.
-    pub fn inherit_blobs(&mut self, from: &SessionKey, heir: &SessionKey, upto: Seq) {
+    /// Copies the blob references that belong to records up to `upto` to the fork that inherits
+    /// them.
+    pub fn inherit_blobs(&mut self, from: &SessionKey, inheriting_fork: &SessionKey, upto: Seq) {
         for (blob, first) in self.uses.get(from).cloned().unwrap_or_default() {
             if first <= upto {
-                self.use_blobs(heir, [blob], first);
+                self.use_blobs(inheriting_fork, [blob], first);
             }
         }
     }
@@ -327,106 +339,108 @@ impl MemIndex {
 
     /// Releases one reference to a blob. Returns whether it was the last one.
     fn release(&mut self, tenant: &Tenant, blob: BlobId) -> bool {
-        let at = (tenant.clone(), blob);
-        let left = self.counts.get(&at).map_or(0, |n| n - 1);
-        match left {
-            0 => self.counts.remove(&at),
-            n => self.counts.insert(at, n),
+        let key = (tenant.clone(), blob);
+        let remaining = self.counts.get(&key).map_or(0, |n| n - 1);
+        match remaining {
+            0 => self.counts.remove(&key),
+            n => self.counts.insert(key, n),
         };
-        left == 0
+        remaining == 0
     }
 
     /// Checks that a namespace can be written: one of a session requires that the session exists.
-    pub fn check_shelf(&self, shelf: &Namespace) -> Result<()> {
-        match &shelf.owner {
-            Owner::Session(id) if self.at(&shelf.tenant, id).is_none() => {
+    pub fn check_namespace(&self, namespace: &Namespace) -> Result<()> {
+        match &namespace.owner {
+            Owner::Session(id) if self.head_of(&namespace.tenant, id).is_none() => {
                 Err(Error::NotFound { session_id: id.clone() })
             }
             _ => Ok(()),
         }
     }
 
-    pub fn put(&mut self, shelf: &Namespace, item: Item) {
-        self.shelves.entry(shelf.clone()).or_default().put(item);
+    pub fn put(&mut self, namespace: &Namespace, item: Item) {
+        self.namespaces.entry(namespace.clone()).or_default().put(item);
     }
 
     /// Returns the items of a namespace that contain any word of a text, ranked best first.
-    pub fn search(&self, shelf: &Namespace, text: &str, limit: usize) -> Vec<Hit> {
-        let Some(rack) = self.shelves.get(shelf) else { return Vec::new() };
-        let hit = |(key, score)| Some(Hit { item: Item::clone(rack.items.get(key)?), score });
-        rack.words.search(text, limit).into_iter().filter_map(hit).collect()
+    pub fn search(&self, namespace: &Namespace, text: &str, limit: usize) -> Vec<Hit> {
+        let Some(space) = self.namespaces.get(namespace) else { return Vec::new() };
+        let hit = |(key, score)| Some(Hit { item: Item::clone(space.items.get(key)?), score });
+        space.words.search(text, limit).into_iter().filter_map(hit).collect()
     }
 
-    /// Returns the keys to evict before an item is put into a namespace of at most `keep`: the
+    /// Returns the keys to evict before an item is put into a namespace of at most `max_items`: the
     /// least recently used, never the new one.
-    pub fn crowded_out(&self, shelf: &Namespace, key: &str, keep: Option<usize>) -> Vec<String> {
-        let (Some(keep), Some(rack)) = (keep, self.shelves.get(shelf)) else { return Vec::new() };
-        if rack.items.len() < keep {
+    pub fn keys_to_evict(&self, namespace: &Namespace, key: &str, max_items: Option<usize>) -> Vec<String> {
+        let (Some(max_items), Some(space)) = (max_items, self.namespaces.get(namespace)) else { return Vec::new() };
+        if space.items.len() < max_items {
             return Vec::new();
         }
-        let mut old: Vec<_> = rack.items.values().filter(|i| i.key != key).collect();
-        let surplus = (old.len() + 1).saturating_sub(keep.max(1));
+        let mut old: Vec<_> = space.items.values().filter(|i| i.key != key).collect();
+        let surplus = (old.len() + 1).saturating_sub(max_items.max(1));
         old.sort_by_key(|i| (i.used_at, &i.key));
         old.into_iter().take(surplus).map(|i| i.key.clone()).collect()
     }
 
-    /// Returns an item. With `used`, records a use at that time.
-    pub fn get(&mut self, shelf: &Namespace, key: &str, used: Option<Timestamp>) -> Option<Item> {
-        let item = self.shelves.get_mut(shelf)?.items.get_mut(key)?;
-        if let Some(at) = used {
+    /// Returns an item. With `used_at`, records a use at that time.
+    pub fn get(&mut self, namespace: &Namespace, key: &str, used_at: Option<Timestamp>) -> Option<Item> {
+        let item = self.namespaces.get_mut(namespace)?.items.get_mut(key)?;
+        if let Some(used_at) = used_at {
             let item = Arc::make_mut(item);
-            item.used_at = at;
+            item.used_at = used_at;
             item.uses += 1;
         }
         Some(Item::clone(item))
     }
 
     /// Iterates over the items of a namespace in the order of their keys, after a key (exclusive).
-    pub fn items(&self, shelf: &Namespace, after: Option<&str>) -> impl Iterator<Item = &Arc<Item>> {
+    pub fn items(&self, namespace: &Namespace, after: Option<&str>) -> impl Iterator<Item = &Arc<Item>> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        self.shelves
-            .get(shelf)
+        self.namespaces
+            .get(namespace)
             .into_iter()
             .flat_map(move |s| s.items.range::<str, _>((from, Bound::Unbounded)).map(|(_, i)| i))
     }
 
-    pub fn item(&self, shelf: &Namespace, key: &str) -> Option<&Item> {
-        Some(self.shelves.get(shelf)?.items.get(key)?.as_ref())
+    pub fn item(&self, namespace: &Namespace, key: &str) -> Option<&Item> {
+        Some(self.namespaces.get(namespace)?.items.get(key)?.as_ref())
     }
 
-    pub fn remove_item(&mut self, shelf: &Namespace, key: &str) -> bool {
-        let Some(rack) = self.shelves.get_mut(shelf) else { return false };
-        let was_there = rack.remove(key);
-        if rack.items.is_empty() {
-            self.shelves.remove(shelf);
+    pub fn remove_item(&mut self, namespace: &Namespace, key: &str) -> bool {
+        let Some(space) = self.namespaces.get_mut(namespace) else { return false };
+        let existed = space.remove(key);
+        if space.items.is_empty() {
+            self.namespaces.remove(namespace);
         }
-        was_there
+        existed
     }
 
     /// Returns expired items with their namespaces, at most `limit`.
     pub fn expired(&self, now: Timestamp, limit: usize) -> Vec<(Namespace, String)> {
-        let all = self.shelves.iter().flat_map(|(shelf, rack)| rack.items.values().map(move |i| (shelf, i)));
-        let over = all.filter(|(_, i)| i.is_expired(now));
-        over.take(limit).map(|(shelf, i)| (shelf.clone(), i.key.clone())).collect()
+        let all =
+            self.namespaces.iter().flat_map(|(namespace, space)| space.items.values().map(move |i| (namespace, i)));
+        let expired = all.filter(|(_, i)| i.is_expired(now));
+        expired.take(limit).map(|(namespace, i)| (namespace.clone(), i.key.clone())).collect()
     }
 
     /// Iterates over the namespaces of an owner.
-    pub fn shelves(
+    pub fn namespaces_of(
         &self,
         tenant: &Tenant,
         owner: &Owner,
     ) -> impl Iterator<Item = (&Namespace, &BTreeMap<String, Arc<Item>>)> {
         let first = Namespace { tenant: tenant.clone(), owner: owner.clone(), name: String::new() };
-        let (tenant, owner) = (first.tenant.clone(), first.owner.clone());
-        let ours = self.shelves.range(first..).take_while(move |(s, _)| s.tenant == tenant && s.owner == owner);
-        ours.map(|(shelf, rack)| (shelf, &rack.items))
+        let tenant = first.tenant.clone();
+        let owner = first.owner.clone();
+        let owned = self.namespaces.range(first..).take_while(move |(s, _)| s.tenant == tenant && s.owner == owner);
+        owned.map(|(namespace, space)| (namespace, &space.items))
     }
 
     /// Removes all namespaces of an owner.
-    pub fn clear(&mut self, tenant: &Tenant, owner: &Owner) {
-        let shelves: Vec<_> = self.shelves(tenant, owner).map(|(shelf, _)| shelf.clone()).collect();
-        for shelf in shelves {
-            self.shelves.remove(&shelf);
+    pub fn remove_namespaces(&mut self, tenant: &Tenant, owner: &Owner) {
+        let owned: Vec<_> = self.namespaces_of(tenant, owner).map(|(namespace, _)| namespace.clone()).collect();
+        for namespace in owned {
+            self.namespaces.remove(&namespace);
         }
     }
 }
@@ -450,7 +464,7 @@ impl ItemSpace {
     fn remove(&mut self, key: &str) -> bool {
         let Some(item) = self.items.remove(key) else { return false };
         if let Some(text) = &item.text {
-            self.words.take(key, text);
+            self.words.remove(key, text);
         }
         true
     }
@@ -461,7 +475,7 @@ fn parent_key(head: &Head) -> Option<SessionKey> {
 }
 
 /// Removes a value from a map of sets, and the set when it becomes empty.
-fn take<K: std::hash::Hash + Eq, V: Ord>(map: &mut HashMap<K, BTreeSet<V>>, key: &K, value: &V) {
+fn remove_value<K: std::hash::Hash + Eq, V: Ord>(map: &mut HashMap<K, BTreeSet<V>>, key: &K, value: &V) {
     if let Some(set) = map.get_mut(key) {
         set.remove(value);
         if set.is_empty() {
@@ -498,11 +512,12 @@ mod tests {
     }
 
     /// Heads that differ in every property that a query can select, with many ties.
-    fn many() -> Vec<Head> {
-        let one = |i: usize| {
+    fn many_heads() -> Vec<Head> {
+        let head_number = |i: usize| {
             let mut head = head(["t", "u"][i % 2], &format!("s{}", i / 2));
             head.user = ["ada", "bob", "eve"][i % 3].try_into().unwrap();
-            (head.active_at, head.info.created_at) = (at(i % 7), at(i % 5));
+            head.active_at = at(i % 7);
+            head.info.created_at = at(i % 5);
             head.assistant = i.is_multiple_of(4).then(|| "helper".to_owned());
             head.thread = i.is_multiple_of(9).then(|| "thread".to_owned());
             head.status = [Status::Active, Status::Paused, Status::Deleted][i % 5 % 3];
@@ -517,19 +532,20 @@ mod tests {
             head.parent = (i % 10 == 3).then_some(parent);
             head
         };
-        (0..120).map(one).collect()
+        (0..120).map(head_number).collect()
     }
 
     fn queries() -> Vec<SessionQuery> {
-        let whose = [
+        let owners = [
             OwnerFilter::User("t".try_into().unwrap(), "ada".try_into().unwrap()),
             OwnerFilter::Tenant("u".try_into().unwrap()),
-            OwnerFilter::Tenant("nobody".try_into().unwrap()),
+            OwnerFilter::Tenant("unknown".try_into().unwrap()),
             OwnerFilter::Everyone,
         ];
-        let about = |whose: OwnerFilter| {
-            let all = SessionQuery::new(whose, usize::MAX);
-            let (hash, other) = (VisibleHash([2; 16]), VisibleHash([4; 16]));
+        let queries_of = |owner: OwnerFilter| {
+            let all = SessionQuery::new(owner, usize::MAX);
+            let hash = VisibleHash([2; 16]);
+            let other = VisibleHash([4; 16]);
             [
                 all.clone(),
                 SessionQuery {
@@ -552,19 +568,20 @@ mod tests {
                 SessionQuery { due_before: Some(at(6)), order: SessionOrder::Due, ..all },
             ]
         };
-        whose.into_iter().flat_map(about).collect()
+        owners.into_iter().flat_map(queries_of).collect()
     }
 
     #[test]
-    fn answers_agree_with_what_a_query_says_it_matches() {
-        let (mut index, heads) = (MemIndex::default(), many());
+    fn results_agree_with_the_definition_of_a_query() {
+        let mut index = MemIndex::default();
+        let heads = many_heads();
         // Set each head twice, first with other contents: the old contents must not be found.
         for (old, new) in heads.iter().zip(heads.iter().rev()) {
             index.set(Head { tenant: old.tenant.clone(), info: old.info.clone(), ..new.clone() });
         }
         heads.iter().for_each(|h| index.set(h.clone()));
-        index.set(head("t", "gone"));
-        index.remove(&key("t", "gone"));
+        index.set(head("t", "removed"));
+        index.remove(&key("t", "removed"));
         for query in queries() {
             let mut want: Vec<_> = heads.iter().filter(|h| query.matches(h)).cloned().collect();
             let got = index.heads(&query);
@@ -582,7 +599,8 @@ mod tests {
             let part = index.heads(&SessionQuery { offset: 2, limit: 3, ..query.clone() });
             assert_eq!(part, want.iter().skip(2).take(3).cloned().collect::<Vec<_>>());
             if query.order == SessionOrder::Newest && query.whose != OwnerFilter::Everyone {
-                let (mut pages, mut cursor) = (Vec::new(), None);
+                let mut pages = Vec::new();
+                let mut cursor = None;
                 loop {
                     let page = index.heads(&SessionQuery { cursor, limit: 4, ..query.clone() });
                     cursor = page.last().map(SessionCursor::of);
@@ -597,32 +615,44 @@ mod tests {
     }
 
     #[test]
-    fn the_fork_that_left_last_stands_in_for_what_is_purged() {
+    fn the_fork_with_the_latest_fork_point_replaces_the_purged_session() {
         let mut index = MemIndex::default();
         let grandparent = Parent { session: "g".try_into().unwrap(), seq: 4, mark: LogDigest::default() };
-        let gone = Head { first: 5, seq: 20, parent: Some(grandparent.clone()), ..head("t", "gone") };
-        index.set(gone.clone());
-        assert_eq!(index.estate(&gone.key()), ForkInheritance { heir: None, others: vec![] });
+        let purged = Head { first: 5, seq: 20, parent: Some(grandparent.clone()), ..head("t", "purged") };
+        index.set(purged.clone());
+        assert_eq!(
+            index.fork_inheritance(&purged.key()),
+            ForkInheritance { inheriting_fork: None, reparented: vec![] }
+        );
 
         // A fork point before the session's own first record: such a fork needs none of its
         // records.
-        let early = fork("early", "gone", 2);
+        let early = fork("early", "purged", 2);
         index.set(early.clone());
         index.set(fork("elsewhere", "g", 2));
-        assert_eq!(index.estate(&gone.key()), ForkInheritance { heir: None, others: vec![fork("early", "g", 2)] });
+        assert_eq!(
+            index.fork_inheritance(&purged.key()),
+            ForkInheritance { inheriting_fork: None, reparented: vec![fork("early", "g", 2)] }
+        );
 
         for (name, seq) in [("late", 9), ("middle", 7)] {
-            index.set(fork(name, "gone", seq));
+            index.set(fork(name, "purged", seq));
         }
-        let heir = Head { first: 5, parent: Some(grandparent), ..fork("late", "gone", 9) };
-        let others = vec![fork("early", "late", 2), fork("middle", "late", 7)];
-        assert_eq!(index.estate(&gone.key()), ForkInheritance { heir: Some((heir, 9)), others });
+        let inheriting = Head { first: 5, parent: Some(grandparent), ..fork("late", "purged", 9) };
+        let reparented = vec![fork("early", "late", 2), fork("middle", "late", 7)];
+        assert_eq!(
+            index.fork_inheritance(&purged.key()),
+            ForkInheritance { inheriting_fork: Some((inheriting, 9)), reparented }
+        );
     }
 
     #[test]
-    fn blobs_are_free_when_the_last_session_goes() {
+    fn blobs_are_released_with_their_last_session() {
         let mut index = MemIndex::default();
-        let (a, b, one, two) = (key("t", "a"), key("t", "b"), BlobId([1; 32]), BlobId([2; 32]));
+        let a = key("t", "a");
+        let b = key("t", "b");
+        let one = BlobId([1; 32]);
+        let two = BlobId([2; 32]);
         index.use_blobs(&a, [one, two], 5);
         index.use_blobs(&a, [one], 3);
         index.use_blobs(&key("u", "a"), [one], 1);
@@ -634,20 +664,18 @@ mod tests {
     }
 
     #[test]
-    fn a_crowded_shelf_loses_what_was_used_least_recently() {
+    fn a_full_namespace_evicts_the_least_recently_used_items() {
         let mut index = MemIndex::default();
-        let shelf = Namespace { tenant: Tenant::default(), owner: Owner::Tenant, name: "cache".into() };
+        let namespace = Namespace { tenant: Tenant::default(), owner: Owner::Tenant, name: "cache".into() };
         for (key, used) in [("a", 3), ("b", 1), ("c", 2), ("d", 1)] {
-            let (created_at, used_at) = (at(0), at(used));
-            let (key, value) = (key.to_owned(), "1".to_owned());
-            index.put(&shelf, Item { key, value, text: None, created_at, used_at, uses: 0, expires_at: None });
+            index.put(&namespace, Item { used_at: at(used), ..Item::new(key, "1", at(0)) });
         }
-        assert_eq!(index.crowded_out(&shelf, "new", None), Vec::<String>::new());
-        assert_eq!(index.crowded_out(&shelf, "new", Some(5)), Vec::<String>::new());
-        assert_eq!(index.crowded_out(&shelf, "new", Some(3)), ["b", "d"]);
-        assert_eq!(index.crowded_out(&shelf, "b", Some(3)), ["d"]);
-        assert_eq!(index.crowded_out(&shelf, "new", Some(0)), ["b", "d", "c", "a"]);
-        assert_eq!(index.get(&shelf, "b", Some(at(9))).map(|i| (i.used_at, i.uses)), Some((at(9), 1)));
-        assert_eq!(index.crowded_out(&shelf, "new", Some(3)), ["d", "c"]);
+        assert_eq!(index.keys_to_evict(&namespace, "new", None), Vec::<String>::new());
+        assert_eq!(index.keys_to_evict(&namespace, "new", Some(5)), Vec::<String>::new());
+        assert_eq!(index.keys_to_evict(&namespace, "new", Some(3)), ["b", "d"]);
+        assert_eq!(index.keys_to_evict(&namespace, "b", Some(3)), ["d"]);
+        assert_eq!(index.keys_to_evict(&namespace, "new", Some(0)), ["b", "d", "c", "a"]);
+        assert_eq!(index.get(&namespace, "b", Some(at(9))).map(|i| (i.used_at, i.uses)), Some((at(9), 1)));
+        assert_eq!(index.keys_to_evict(&namespace, "new", Some(3)), ["d", "c"]);
     }
 }

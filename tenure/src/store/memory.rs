@@ -40,7 +40,7 @@ impl MemoryStore {
     }
 
     fn state(&self) -> MutexGuard<'_, MemoryTables> {
-        self.state.lock().expect("nothing panics while it holds the state")
+        self.state.lock().expect("no code panics while holding this lock")
     }
 }
 
@@ -56,17 +56,17 @@ impl MemoryStore {
         let mut guard = self.state();
         let state = &mut *guard;
         state.index.check_at(key, expected)?;
-        let estate = state.index.estate(key);
+        let inheritance = state.index.fork_inheritance(key);
         let mut log = state.logs.remove(key).unwrap_or_default();
-        if let Some((head, upto)) = estate.heir {
-            let heir = head.key();
+        if let Some((head, upto)) = inheritance.inheriting_fork {
+            let fork = head.key();
             log.truncate(log.partition_point(|r| r.seq <= upto));
-            log.append(state.logs.entry(heir.clone()).or_default());
-            state.logs.insert(heir.clone(), log);
-            state.index.inherit_blobs(key, &heir, upto);
+            log.append(state.logs.entry(fork.clone()).or_default());
+            state.logs.insert(fork.clone(), log);
+            state.index.inherit_blobs(key, &fork, upto);
             state.index.set(head);
         }
-        estate.others.into_iter().for_each(|head| state.index.set(head));
+        inheritance.reparented.into_iter().for_each(|head| state.index.set(head));
         for blob in state.index.remove(key) {
             state.blobs.remove(&(key.tenant.clone(), blob));
         }
@@ -139,41 +139,41 @@ impl Store for MemoryStore {
         self.purge_if(key, Some((created_at, seq)))
     }
 
-    async fn put(&self, shelf: &Namespace, item: &Item, keep: Option<usize>) -> Result<()> {
+    async fn put(&self, namespace: &Namespace, item: &Item, max_items: Option<usize>) -> Result<()> {
         item.check()?;
         let index = &mut self.state().index;
-        index.check_shelf(shelf)?;
-        for key in index.crowded_out(shelf, &item.key, keep) {
-            index.remove_item(shelf, &key);
+        index.check_namespace(namespace)?;
+        for key in index.keys_to_evict(namespace, &item.key, max_items) {
+            index.remove_item(namespace, &key);
         }
-        index.put(shelf, item.clone());
+        index.put(namespace, item.clone());
         Ok(())
     }
 
-    async fn get(&self, shelf: &Namespace, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
-        Ok(self.state().index.get(shelf, key, used))
+    async fn get(&self, namespace: &Namespace, key: &str, used_at: Option<Timestamp>) -> Result<Option<Item>> {
+        Ok(self.state().index.get(namespace, key, used_at))
     }
 
-    async fn items(&self, shelf: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
-        Ok(self.state().index.items(shelf, after).take(limit).map(|i| Item::clone(i)).collect())
+    async fn items(&self, namespace: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
+        Ok(self.state().index.items(namespace, after).take(limit).map(|i| Item::clone(i)).collect())
     }
 
-    async fn remove(&self, shelf: &Namespace, key: &str) -> Result<bool> {
-        Ok(self.state().index.remove_item(shelf, key))
+    async fn remove(&self, namespace: &Namespace, key: &str) -> Result<bool> {
+        Ok(self.state().index.remove_item(namespace, key))
     }
 
-    async fn search(&self, shelf: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
-        Ok(self.state().index.search(shelf, text, limit))
+    async fn search(&self, namespace: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
+        Ok(self.state().index.search(namespace, text, limit))
     }
 
     async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {
         let index = &mut self.state().index;
-        let over = index.expired(now, limit);
-        Ok(over.iter().filter(|(shelf, key)| index.remove_item(shelf, key)).count())
+        let expired = index.expired(now, limit);
+        Ok(expired.iter().filter(|(namespace, key)| index.remove_item(namespace, key)).count())
     }
 
     async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
-        self.state().index.clear(tenant, owner);
+        self.state().index.remove_namespaces(tenant, owner);
         Ok(())
     }
 
@@ -196,12 +196,13 @@ impl Store for MemoryStore {
             }
         }
         let logs = state.logs.keys().filter(|key| state.index.head(key).is_none());
-        let logs =
-            logs.map(|key| Finding::new(format!("memory, session {key}"), "it has records and no card", "purge it"));
+        let logs = logs.map(|key| {
+            Finding::new(format!("memory, session {key}"), "the session has records but no head", "purge it")
+        });
         let unused = state.blobs.keys().filter(|(tenant, id)| !state.index.uses_blob(tenant, *id));
         let unused = unused.map(|(tenant, id)| {
-            let place = format!("memory, tenant {tenant}, blob {id}");
-            Finding::orphan(place, "no session uses it", Orphan::Blob(tenant.clone(), *id))
+            let location = format!("memory, tenant {tenant}, blob {id}");
+            Finding::orphan(location, "no session references it", Orphan::Blob(tenant.clone(), *id))
         });
         Ok(logs.take(MAX_FINDINGS).chain(unused.take(MAX_FINDINGS)).collect())
     }
@@ -214,7 +215,7 @@ fn page<'a>(records: impl Iterator<Item = &'a Record>, limit: usize) -> Vec<Reco
     let fits = |record: &&Record| {
         let first = bytes == 0;
         bytes += match &record.entry {
-            Entry::Message(post) => post.message.as_str().len(),
+            Entry::Message(entry) => entry.message.as_str().len(),
             other => other.encode().len(),
         };
         first || bytes <= MAX_PAGE_BYTES

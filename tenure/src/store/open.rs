@@ -13,25 +13,25 @@ use std::sync::Arc;
 /// Opens a store by its URL: `memory:`, `jsonl:DIR`, `sqlite:FILE` or `postgres://…`. Runs pending
 /// migrations, and returns the repairs that were made on opening.
 pub async fn open(url: &str) -> Result<(Arc<dyn Store>, Vec<OpenRepair>)> {
-    let none = Vec::new();
+    let no_repairs = Vec::new();
     match url.split_once(':') {
-        Some(("memory", _)) => Ok((Arc::new(MemoryStore::new()), none)),
+        Some(("memory", _)) => Ok((Arc::new(MemoryStore::new()), no_repairs)),
         Some(("jsonl", dir)) if !dir.is_empty() => {
             let (store, repairs) = JsonlStore::open(dir).await?;
             Ok((Arc::new(store), repairs))
         }
         #[cfg(feature = "sqlite")]
-        Some(("sqlite", file)) if !file.is_empty() => Ok((Arc::new(SqliteStore::open(file).await?), none)),
+        Some(("sqlite", file)) if !file.is_empty() => Ok((Arc::new(SqliteStore::open(file).await?), no_repairs)),
         #[cfg(feature = "postgres")]
-        Some(("postgres" | "postgresql", _)) => Ok((Arc::new(PostgresStore::open(url).await?), none)),
+        Some(("postgres" | "postgresql", _)) => Ok((Arc::new(PostgresStore::open(url).await?), no_repairs)),
         #[cfg(not(all(feature = "sqlite", feature = "postgres")))]
         Some((scheme @ ("sqlite" | "postgres"), rest)) if !rest.is_empty() => Err(Error::invalid(
             "store",
-            format!("this build has no {scheme} store; build it with the feature `{scheme}`"),
+            format!("this build does not include the {scheme} store; rebuild with the feature `{scheme}`"),
         )),
         _ => {
             let known = "memory: | jsonl:DIR | sqlite:FILE | postgres://USER@HOST/DATABASE";
-            Err(Error::invalid("store", format!("{:?} is not a store; use {known}", redacted(url))))
+            Err(Error::invalid("store", format!("{:?} is not a store URL; use {known}", redacted(url))))
         }
     }
 }
@@ -71,22 +71,24 @@ const PUBLIC_PARAMETERS: [&str; 13] = [
 /// parameter that may be a secret.
 pub fn redacted(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
-    let (place, query) = rest.split_once(['?', '#']).unwrap_or((rest, ""));
-    let (user, place) = match place.rsplit_once('@') {
-        Some((who, place)) => (format!("{}:***@", who.split(':').next().unwrap_or_default()), place),
+    let (address, query) = rest.split_once(['?', '#']).unwrap_or((rest, ""));
+    let (user, address) = match address.rsplit_once('@') {
+        Some((user_info, address)) => (format!("{}:***@", user_info.split(':').next().unwrap_or_default()), address),
         // A password that contains `?` may have been split here, so nothing but the scheme is
         // shown.
         None if query.contains('@') => return format!("{scheme}://***"),
-        None => (String::new(), place),
+        None => (String::new(), address),
     };
-    let shown = |pair: &str| match pair.split_once('=') {
+    let redact_pair = |pair: &str| match pair.split_once('=') {
         Some((name, value)) if PUBLIC_PARAMETERS.contains(&name) => format!("{name}={value}"),
         Some((name, _)) => format!("{name}=***"),
         None => "***".to_owned(),
     };
-    match query.is_empty() {
-        true => format!("{scheme}://{user}{place}"),
-        false => format!("{scheme}://{user}{place}?{}", query.split('&').map(shown).collect::<Vec<_>>().join("&")),
+    if query.is_empty() {
+        format!("{scheme}://{user}{address}")
+    } else {
+        let pairs: Vec<_> = query.split('&').map(redact_pair).collect();
+        format!("{scheme}://{user}{address}?{}", pairs.join("&"))
     }
 }
 

@@ -59,34 +59,34 @@ use tokio_postgres::types::Type;
 /// A store in a PostgreSQL database, version 14 or newer. Any number of processes may share it.
 pub struct PostgresStore {
     link: Arc<PgConnection>,
-    bell: notify::Notifier,
+    notifier: notify::Notifier,
     statements: commit::Statements,
-    place: String,
+    location: String,
 }
 
 impl PostgresStore {
     /// Connects, and migrates the schema to the newest format.
     pub async fn open(url: &str) -> Result<Self> {
         let settings = url::Settings::parse(url)?;
-        let place = settings.place();
+        let location = settings.place();
         let link = Arc::new(PgConnection::new(settings.clone())?);
-        let bell = notify::Notifier::new(&settings, link.hosts().clone());
-        migrate::migrate(&link, &place, &migrate::MIGRATIONS).await?;
-        Ok(Self { link, bell, statements: commit::Statements::new(), place })
+        let notifier = notify::Notifier::new(&settings, link.hosts().clone());
+        migrate::migrate(&link, &location, &migrate::MIGRATIONS).await?;
+        Ok(Self { link, notifier, statements: commit::Statements::new(), location })
     }
 
     /// Returns the format of a database, which is only read. `None` means that it contains no store
     /// yet.
     pub async fn format(url: &str) -> Result<Option<u32>> {
         let settings = url::Settings::parse(url)?;
-        let place = settings.place();
-        migrate::found(&PgConnection::new(settings)?, &place).await
+        let location = settings.place();
+        migrate::found(&PgConnection::new(settings)?, &location).await
     }
 }
 
 impl fmt::Debug for PostgresStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PostgresStore({})", self.place)
+        write!(f, "PostgresStore({})", self.location)
     }
 }
 
@@ -105,11 +105,11 @@ impl Store for PostgresStore {
     }
 
     fn tell(&self, key: &SessionKey) {
-        self.bell.tell(&self.link, key);
+        self.notifier.tell(&self.link, key);
     }
 
     fn hear(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
-        self.bell.hear()
+        self.notifier.hear()
     }
 
     fn concurrency(&self) -> Concurrency {
@@ -140,24 +140,24 @@ impl Store for PostgresStore {
         purge::purge(&self.link, key, Some((created_at, seq))).await
     }
 
-    async fn put(&self, shelf: &Namespace, item: &Item, keep: Option<usize>) -> Result<()> {
-        items::put(&self.link, shelf, item, keep).await
+    async fn put(&self, namespace: &Namespace, item: &Item, max_items: Option<usize>) -> Result<()> {
+        items::put(&self.link, namespace, item, max_items).await
     }
 
-    async fn get(&self, shelf: &Namespace, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
-        items::get(&self.link, shelf, key, used).await
+    async fn get(&self, namespace: &Namespace, key: &str, used_at: Option<Timestamp>) -> Result<Option<Item>> {
+        items::get(&self.link, namespace, key, used_at).await
     }
 
-    async fn items(&self, shelf: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
-        items::items(&self.link, shelf, after, limit).await
+    async fn items(&self, namespace: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
+        items::items(&self.link, namespace, after, limit).await
     }
 
-    async fn remove(&self, shelf: &Namespace, key: &str) -> Result<bool> {
-        items::remove(&self.link, shelf, key).await
+    async fn remove(&self, namespace: &Namespace, key: &str) -> Result<bool> {
+        items::remove(&self.link, namespace, key).await
     }
 
-    async fn search(&self, shelf: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
-        items::search(&self.link, shelf, text, limit).await
+    async fn search(&self, namespace: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
+        items::search(&self.link, namespace, text, limit).await
     }
 
     async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {
@@ -177,16 +177,16 @@ impl Store for PostgresStore {
         let sql = "SELECT bytes FROM tenure_blob WHERE tenant = $1 AND id = $2";
         let rows = self.link.rows(sql, &[(&tenant.as_str(), Type::TEXT), (&&id.0[..], Type::BYTEA)]).await?;
         let Some(row) = rows.first() else { return Ok(None) };
-        let place = || format!("postgres, tenant {tenant}, blob {id}");
-        let bytes: &[u8] = column(row, 0, place)?;
+        let location = || format!("postgres, tenant {tenant}, blob {id}");
+        let bytes: &[u8] = column(row, 0, location)?;
         if BlobId::of(bytes) != *id {
-            return Err(Error::corrupt(place(), "its bytes have another hash"));
+            return Err(Error::corrupt(location(), "the bytes do not match the blob's hash"));
         }
         Ok(Some(bytes.into()))
     }
 
-    async fn check(&self, remove: &[Orphan]) -> Result<Vec<Finding>> {
-        check::remove(&self.link, remove).await?;
+    async fn check(&self, orphans: &[Orphan]) -> Result<Vec<Finding>> {
+        check::remove(&self.link, orphans).await?;
         check::check(&self.link).await
     }
 }

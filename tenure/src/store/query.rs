@@ -112,7 +112,7 @@ pub struct SessionQuery {
     pub parent: Option<SessionId>,
     /// The session's visible messages have one of these hashes.
     pub hashes: Vec<VisibleHash>,
-    /// The session has one of these match keys ([`Mark::match_keys`](crate::LogDigest::match_keys)).
+    /// The session has one of these match keys ([`LogDigest::match_keys`](crate::LogDigest::match_keys)).
     /// Requires [`OwnerFilter::User`].
     pub matches: Vec<VisibleHash>,
     /// The session is due before this time.
@@ -131,9 +131,9 @@ pub struct SessionQuery {
 
 impl SessionQuery {
     /// Creates a query for all sessions of an owner filter, newest first.
-    pub fn new(whose: OwnerFilter, limit: usize) -> Self {
+    pub fn new(owner: OwnerFilter, limit: usize) -> Self {
         Self {
-            whose,
+            whose: owner,
             limit,
             assistant: None,
             thread: None,
@@ -224,7 +224,7 @@ impl fmt::Display for SessionCursor {
 impl std::str::FromStr for SessionCursor {
     type Err = Error;
     fn from_str(s: &str) -> Result<Self> {
-        let wrong = || Error::invalid("cursor", "not a cursor; use the one that came with the page before");
+        let wrong = || Error::invalid("cursor", "invalid cursor; use the cursor that the previous page returned");
         let (at, session) = s.split_once('~').ok_or_else(wrong)?;
         let at = at.parse().ok().and_then(|at| Timestamp::from_microsecond(at).ok()).ok_or_else(wrong)?;
         Ok(Self { active_at: at, session: SessionId::new(session).map_err(|_| wrong())? })

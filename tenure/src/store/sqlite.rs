@@ -73,7 +73,7 @@ impl SqliteStore {
 
     /// Runs a short read: inline on this thread if it runs no other task, otherwise on a reader
     /// thread (D-031).
-    async fn peek<T: Send + 'static>(
+    async fn read_short<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Connection, &Database) -> StoreResult<T> + Send + 'static,
     ) -> Result<T> {
@@ -106,14 +106,15 @@ impl SqliteStore {
 
     /// Runs work on one of the reader threads (D-032).
     async fn on_reader<T: Send + 'static>(&self, work: impl FnOnce(&Pool) -> Result<T> + Send + 'static) -> Result<T> {
-        let (pool, (reply, answer)) = (self.readers.clone(), oneshot::channel());
+        let pool = self.readers.clone();
+        let (reply, answer) = oneshot::channel();
         self.threads.run(move || drop(reply.send(work(&pool)))).map_err(Error::unavailable)?;
-        answer.await.unwrap_or_else(|_| Err(Error::unavailable("reading the SQLite file has failed")))
+        answer.await.unwrap_or_else(|_| Err(Error::unavailable("a read of the SQLite file panicked; see the log")))
     }
 }
 
 /// Maximum number of records for which a read counts as short.
-const A_LITTLE: Seq = 128;
+const MAX_SHORT_READ: Seq = 128;
 
 /// Runs work that blocks, on a blocking thread of the runtime.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
@@ -135,7 +136,7 @@ impl Store for SqliteStore {
 
     async fn head(&self, key: &SessionKey) -> Result<Option<Head>> {
         let key = key.clone();
-        self.peek(move |conn, file| heads::head(conn, file, &key)).await
+        self.read_short(move |conn, file| heads::head(conn, file, &key)).await
     }
 
     fn glance(&self, key: &SessionKey, known: &str) -> Option<Result<HeadCheck>> {
@@ -168,10 +169,11 @@ impl Store for SqliteStore {
     }
 
     async fn records(&self, key: &SessionKey, range: &RecordRange) -> Result<Vec<Record>> {
-        let (key, range) = (key.clone(), range.clone());
-        let most = range.upto.saturating_sub(range.after).min(range.limit as Seq);
+        let key = key.clone();
+        let range = range.clone();
+        let max_records = range.upto.saturating_sub(range.after).min(range.limit as Seq);
         let work = move |conn: &Connection, file: &Database| records::records(conn, file, &key, &range);
-        if most <= A_LITTLE { self.peek(work).await } else { self.read(work).await }
+        if max_records <= MAX_SHORT_READ { self.read_short(work).await } else { self.read(work).await }
     }
 
     async fn purge(&self, key: &SessionKey) -> Result<()> {
@@ -184,40 +186,46 @@ impl Store for SqliteStore {
         self.writer.free(move |conn, file| purge::purge(conn, file, &key, Some((created_at, seq)))).await
     }
 
-    async fn put(&self, shelf: &Namespace, item: &Item, keep: Option<usize>) -> Result<()> {
+    async fn put(&self, namespace: &Namespace, item: &Item, max_items: Option<usize>) -> Result<()> {
         item.check()?;
-        let (shelf, item) = (shelf.clone(), item.clone());
-        self.writer.write(move |conn, _| items::put(conn, &shelf, &item, keep)).await
+        let namespace = namespace.clone();
+        let item = item.clone();
+        self.writer.write(move |conn, _| items::put(conn, &namespace, &item, max_items)).await
     }
 
-    async fn get(&self, shelf: &Namespace, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
-        if used.is_none() {
+    async fn get(&self, namespace: &Namespace, key: &str, used_at: Option<Timestamp>) -> Result<Option<Item>> {
+        if used_at.is_none() {
             self.writer.settle().await?;
         }
-        let (place, name) = (shelf.clone(), key.to_owned());
-        let mut item = self.peek(move |conn, file| items::get(conn, file, &place, &name)).await?;
-        if let (Some(item), Some(at)) = (&mut item, used) {
-            let (shelf, key) = (shelf.clone(), key.to_owned());
-            self.writer.mark(move |conn, _| items::mark(conn, &shelf, &key, at));
+        let read_namespace = namespace.clone();
+        let read_key = key.to_owned();
+        let mut item = self.read_short(move |conn, file| items::get(conn, file, &read_namespace, &read_key)).await?;
+        if let (Some(item), Some(at)) = (&mut item, used_at) {
+            let namespace = namespace.clone();
+            let key = key.to_owned();
+            self.writer.mark(move |conn, _| items::mark(conn, &namespace, &key, at));
             (item.used_at, item.uses) = (at, item.uses + 1);
         }
         Ok(item)
     }
 
-    async fn items(&self, shelf: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
+    async fn items(&self, namespace: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
         self.writer.settle().await?;
-        let (shelf, after) = (shelf.clone(), after.map(str::to_owned));
-        self.peek(move |conn, file| items::items(conn, file, &shelf, after.as_deref(), limit)).await
+        let namespace = namespace.clone();
+        let after = after.map(str::to_owned);
+        self.read_short(move |conn, file| items::items(conn, file, &namespace, after.as_deref(), limit)).await
     }
 
-    async fn remove(&self, shelf: &Namespace, key: &str) -> Result<bool> {
-        let (shelf, key) = (shelf.clone(), key.to_owned());
-        self.writer.free(move |conn, _| items::remove(conn, &shelf, &key)).await
+    async fn remove(&self, namespace: &Namespace, key: &str) -> Result<bool> {
+        let namespace = namespace.clone();
+        let key = key.to_owned();
+        self.writer.free(move |conn, _| items::remove(conn, &namespace, &key)).await
     }
 
-    async fn search(&self, shelf: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
-        let (shelf, text) = (shelf.clone(), text.to_owned());
-        self.read(move |conn, file| items::search(conn, file, &shelf, &text, limit)).await
+    async fn search(&self, namespace: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
+        let namespace = namespace.clone();
+        let text = text.to_owned();
+        self.read(move |conn, file| items::search(conn, file, &namespace, &text, limit)).await
     }
 
     async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {
@@ -225,7 +233,8 @@ impl Store for SqliteStore {
     }
 
     async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
-        let (tenant, owner) = (tenant.clone(), owner.clone());
+        let tenant = tenant.clone();
+        let owner = owner.clone();
         self.writer.free(move |conn, _| items::clear(conn, &tenant, &owner)).await?;
         self.writer.alone(|conn, file| file.scrub(conn)).await
     }
@@ -235,7 +244,8 @@ impl Store for SqliteStore {
     }
 
     async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>> {
-        let (tenant, id) = (tenant.clone(), *id);
+        let tenant = tenant.clone();
+        let id = *id;
         self.read(move |conn, _| records::blob(conn, &tenant, &id)).await
     }
 

@@ -161,18 +161,22 @@ impl MemoryConfig {
     pub fn check(&self) -> Result<()> {
         match (self.scope, &self.group) {
             (MemoryScope::Group, None) => {
-                Err(Error::invalid("memory.group", "the scope `group` needs the name of the group that shares it"))
+                Err(Error::invalid("memory.group", "the scope `group` requires `memory.group`, the name of the group"))
             }
             (MemoryScope::Group, Some(group)) => check_text(group)
-                .map_err(|why| Error::invalid("memory.group", format!("not a valid name of a group: {why}"))),
-            (_, Some(_)) => Err(Error::invalid("memory.group", "a group belongs to the scope `group`")),
+                .map_err(|reason| Error::invalid("memory.group", format!("not a valid group name: {reason}"))),
+            (_, Some(_)) => Err(Error::invalid(
+                "memory.group",
+                "`memory.group` is only allowed with the scope `group`; remove it, or set the scope",
+            )),
             (_, None) => Ok(()),
         }
     }
 
     /// Overrides the memory policy with the fields that are set. Scope and group are always overridden.
     fn apply(&self, policy: &mut MemoryPolicy) {
-        (policy.scope, policy.group) = (self.scope, self.group.clone());
+        policy.scope = self.scope;
+        policy.group = self.group.clone();
         if let Some(retention) = self.retention {
             policy.retention = retention.duration();
         }
@@ -188,10 +192,10 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 impl Assistant {
-    /// Returns the effective policy: the server's defaults (`house`), overridden by the fields that are set here.
+    /// Returns the effective policy: the server's `defaults`, overridden by the fields that are set here.
     /// History mode and review rules are always those of the assistant, even if it sets none.
-    pub fn policy(&self, house: &Policy) -> Policy {
-        let mut policy = house.clone();
+    pub fn policy(&self, defaults: &Policy) -> Policy {
+        let mut policy = defaults.clone();
         if let Some(ttl) = self.sessions.ttl {
             policy.ttl = ttl.duration();
         }
@@ -218,19 +222,20 @@ impl Assistant {
             memory.apply(&mut policy.memory);
         }
         policy.runs.review = self.review.clone();
-        let (ours, theirs) = (&mut policy.runs, &self.runs);
-        ours.checkpoints = self.checkpoints.unwrap_or(ours.checkpoints);
-        ours.max_rounds = theirs.max_rounds.unwrap_or(ours.max_rounds);
-        ours.max_result_bytes = theirs.max_result_bytes.unwrap_or(ours.max_result_bytes);
-        ours.parallel = theirs.parallel.unwrap_or(ours.parallel);
-        if let Some(tokens) = theirs.max_tokens {
-            ours.max_tokens = (tokens > 0).then_some(tokens);
+        let runs = &mut policy.runs;
+        let overrides = &self.runs;
+        runs.checkpoints = self.checkpoints.unwrap_or(runs.checkpoints);
+        runs.max_rounds = overrides.max_rounds.unwrap_or(runs.max_rounds);
+        runs.max_result_bytes = overrides.max_result_bytes.unwrap_or(runs.max_result_bytes);
+        runs.parallel = overrides.parallel.unwrap_or(runs.parallel);
+        if let Some(tokens) = overrides.max_tokens {
+            runs.max_tokens = (tokens > 0).then_some(tokens);
         }
-        if let Some(time) = theirs.max_time {
-            ours.max_time = time.duration().unwrap_or(Duration::MAX);
+        if let Some(time) = overrides.max_time {
+            runs.max_time = time.duration().unwrap_or(Duration::MAX);
         }
-        if let Some(time) = theirs.tool_timeout {
-            ours.tool_timeout = time.duration().unwrap_or(Duration::MAX);
+        if let Some(time) = overrides.tool_timeout {
+            runs.tool_timeout = time.duration().unwrap_or(Duration::MAX);
         }
         policy
     }

@@ -84,16 +84,16 @@ pub(crate) fn payload(data: &str) -> &str {
 }
 
 /// Returns the identity of a medium in a message: the hash of its bytes if they are embedded, else the hash
-/// of its address. `cut` returns the id of the next detached medium and is called only if the data is missing
-/// in the text.
-pub(crate) fn content_id(data: &str, mut cut: impl FnMut() -> Option<BlobId>) -> BlobId {
-    let inside = payload(data);
+/// of its address. `next_detached` returns the id of the next detached medium and is called only if the data
+/// is missing in the text.
+pub(crate) fn content_id(data: &str, mut next_detached: impl FnMut() -> Option<BlobId>) -> BlobId {
+    let base64_text = payload(data);
     if (data.is_empty() || data.ends_with(";base64,"))
-        && let Some(id) = cut()
+        && let Some(id) = next_detached()
     {
         return id;
     }
-    match STANDARD.decode(inside) {
+    match STANDARD.decode(base64_text) {
         Ok(bytes) if !bytes.is_empty() => BlobId::of(&bytes),
         _ => BlobId::of(data.as_bytes()),
     }

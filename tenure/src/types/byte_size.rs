@@ -25,24 +25,24 @@ impl FromStr for ByteSize {
     fn from_str(text: &str) -> Result<Self, Error> {
         let (number, unit) = UNITS.iter().find_map(|(u, n)| Some((text.strip_suffix(u)?, *n))).unwrap_or((text, 1));
         let bytes = number.trim().parse::<u64>().ok().and_then(|n| n.checked_mul(unit));
-        bytes
-            .map(ByteSize)
-            .ok_or_else(|| Error::invalid("", format!("{text:?} is not a size such as 64KB, 512MB or 2GB")))
+        bytes.map(ByteSize).ok_or_else(|| {
+            Error::invalid("", format!("{text:?} is not a valid size; write for example 64KB, 512MB or 2GB"))
+        })
     }
 }
 
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let whole = UNITS.iter().find(|(_, n)| self.0 > 0 && self.0.is_multiple_of(*n));
-        let (unit, n) = whole.unwrap_or(&UNITS[3]);
+        let exact = UNITS.iter().find(|(_, n)| self.0 > 0 && self.0.is_multiple_of(*n));
+        let (unit, n) = exact.unwrap_or(&UNITS[3]);
         write!(f, "{}{unit}", self.0 / n)
     }
 }
 
 impl TryFrom<SizeOrText> for ByteSize {
     type Error = Error;
-    fn try_from(written: SizeOrText) -> Result<Self, Error> {
-        match written {
+    fn try_from(value: SizeOrText) -> Result<Self, Error> {
+        match value {
             SizeOrText::Number(bytes) => Ok(ByteSize(bytes)),
             SizeOrText::Text(text) => text.parse(),
         }

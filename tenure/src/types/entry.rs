@@ -432,8 +432,8 @@ impl Entry {
     }
 
     /// Creates an entry that updates descriptive fields.
-    pub fn info(change: SessionPatch) -> Self {
-        Entry::Info(Box::new(change))
+    pub fn info(patch: SessionPatch) -> Self {
+        Entry::Info(Box::new(patch))
     }
 
     /// Creates an entry that opens a review.
@@ -448,29 +448,29 @@ impl Entry {
 
     /// Serializes the entry to the JSON text that stores persist.
     pub fn encode(&self) -> String {
-        let Entry::Message(post) = self else {
+        let Entry::Message(entry) = self else {
             return serde_json::to_string(self).expect("entries have string keys and finite numbers only");
         };
-        let mut text = String::with_capacity(post.message.as_str().len() + 24);
+        let mut text = String::with_capacity(entry.message.as_str().len() + 24);
         text.push_str(MESSAGE);
-        if let Some(run) = &post.run {
+        if let Some(run) = &entry.run {
             text.push_str(&format!(r#""run":"{run}","#));
         }
-        if post.lead {
+        if entry.lead {
             text.push_str(r#""lead":true,"#);
         }
-        if post.partial {
+        if entry.partial {
             text.push_str(r#""partial":true,"#);
         }
-        if let Some(seq) = post.replies_to {
+        if let Some(seq) = entry.replies_to {
             text.push_str(&format!(r#""replies_to":{seq},"#));
         }
-        if !post.message.cuts().is_empty() {
-            let cuts = serde_json::to_string(post.message.cuts()).expect("cuts are plain data");
-            text.push_str(&format!(r#""cuts":{cuts},"#));
+        if !entry.message.cuts().is_empty() {
+            let blob_refs = serde_json::to_string(entry.message.cuts()).expect("blob references serialize to JSON");
+            text.push_str(&format!(r#""cuts":{blob_refs},"#));
         }
         text.push_str(r#""body":"#);
-        text.push_str(post.message.as_str());
+        text.push_str(entry.message.as_str());
         text.push_str("}}");
         text
     }
@@ -481,14 +481,14 @@ impl Entry {
         Self::decode_with(text, |text| text.into())
     }
 
-    /// Deserializes an entry; `keep` chooses how the text of a message is held in memory.
-    fn decode_with(text: &str, keep: impl Fn(&str) -> SharedStr) -> Result<Self, String> {
+    /// Deserializes an entry; `to_shared` chooses how the text of a message is held in memory.
+    fn decode_with(text: &str, to_shared: impl Fn(&str) -> SharedStr) -> Result<Self, String> {
         if let Some(body) = text.strip_prefix(PLAIN_MESSAGE).and_then(|t| t.strip_suffix("}}")) {
-            return Ok(Entry::message(Message::trusted(keep(body), Vec::new())));
+            return Ok(Entry::message(Message::trusted(to_shared(body), Vec::new())));
         }
         if text.starts_with(MESSAGE) {
             let line: MessageLine<'_> = serde_json::from_str(text).map_err(unreadable)?;
-            return Ok(Entry::Message(line.message.post(keep)));
+            return Ok(Entry::Message(line.message.into_entry(to_shared)));
         }
         serde_json::from_str(text).map_err(unreadable)
     }
@@ -496,7 +496,7 @@ impl Entry {
     /// Deserializes an entry that another program may have reformatted. A message in it is not validated yet.
     pub(crate) fn decode_any(text: &str) -> Result<Self, String> {
         match serde_json::from_str::<MessageLine<'_>>(text) {
-            Ok(line) => Ok(Entry::Message(line.message.post(|text| text.into()))),
+            Ok(line) => Ok(Entry::Message(line.message.into_entry(|text| text.into()))),
             Err(_) => serde_json::from_str(text).map_err(unreadable),
         }
     }
@@ -504,36 +504,42 @@ impl Entry {
 
 /// Formats a parse error with its position but never the content, which may be private.
 fn unreadable(e: serde_json::Error) -> String {
-    format!("it is not an entry that this version knows (at character {})", e.column())
+    format!("unknown or malformed entry (at character {}); a newer version may have written it", e.column())
 }
 
 /// The serialized form of a message entry, borrowing the text of the message.
 #[derive(Deserialize)]
 struct MessageLine<'a> {
     #[serde(borrow)]
-    message: PostLine<'a>,
+    message: MessageEntryLine<'a>,
 }
 
 #[derive(Deserialize)]
-struct PostLine<'a> {
+struct MessageEntryLine<'a> {
     #[serde(default)]
     run: Option<RunId>,
-    #[serde(default)]
-    lead: bool,
+    #[serde(default, rename = "lead")]
+    replaces_instructions: bool,
     #[serde(default)]
     partial: bool,
     #[serde(default)]
     replies_to: Option<Seq>,
-    #[serde(default)]
-    cuts: Vec<BlobRef>,
+    #[serde(default, rename = "cuts")]
+    blob_refs: Vec<BlobRef>,
     #[serde(borrow)]
     body: &'a RawValue,
 }
 
-impl PostLine<'_> {
-    fn post(self, keep: impl Fn(&str) -> SharedStr) -> MessageEntry {
-        let message = Message::trusted(keep(self.body.get()), self.cuts);
-        MessageEntry { run: self.run, lead: self.lead, partial: self.partial, replies_to: self.replies_to, message }
+impl MessageEntryLine<'_> {
+    fn into_entry(self, to_shared: impl Fn(&str) -> SharedStr) -> MessageEntry {
+        let message = Message::trusted(to_shared(self.body.get()), self.blob_refs);
+        MessageEntry {
+            run: self.run,
+            lead: self.replaces_instructions,
+            partial: self.partial,
+            replies_to: self.replies_to,
+            message,
+        }
     }
 }
 
@@ -541,28 +547,28 @@ impl Record {
     /// Computes the CRC-32 that stores persist with a record, over its sequence number, timestamp and text.
     /// Covering the sequence number reveals missing records (D-008, D-009).
     pub fn checksum(seq: Seq, at: Timestamp, text: &str) -> u32 {
-        let mut place = [0; 16];
-        place[..8].copy_from_slice(&seq.to_le_bytes());
-        place[8..].copy_from_slice(&at.as_microsecond().to_le_bytes());
+        let mut header = [0; 16];
+        header[..8].copy_from_slice(&seq.to_le_bytes());
+        header[8..].copy_from_slice(&at.as_microsecond().to_le_bytes());
         let mut crc = crc32fast::Hasher::new();
-        crc.update(&place);
+        crc.update(&header);
         crc.update(text.as_bytes());
         crc.finalize()
     }
 
-    /// Verifies and deserializes a record as a store returned it. Damage is an error that names `place`, the
-    /// location of the record.
-    pub fn read(seq: Seq, at: i64, sum: u32, text: &str, place: impl FnOnce() -> String) -> Result<Self> {
+    /// Verifies and deserializes a record as a store returned it. Damage is an error that names the location
+    /// of the record.
+    pub fn read(seq: Seq, at: i64, sum: u32, text: &str, location: impl FnOnce() -> String) -> Result<Self> {
         let checked = Self::check(seq, at, sum, text);
         let read = checked.and_then(|at| Ok(Record { seq, at, entry: Entry::decode(text)? }));
-        read.map_err(|why| Error::corrupt(place(), why))
+        read.map_err(|reason| Error::corrupt(location(), reason))
     }
 
     /// Verifies the checksum and returns the timestamp.
     fn check(seq: Seq, at: i64, sum: u32, text: &str) -> Result<Timestamp, String> {
-        let at = Timestamp::from_microsecond(at).map_err(|_| "its time is out of range")?;
+        let at = Timestamp::from_microsecond(at).map_err(|_| "its timestamp is out of range")?;
         if Self::checksum(seq, at, text) != sum {
-            return Err("its checksum is wrong".to_owned());
+            return Err("its checksum does not match".to_owned());
         }
         Ok(at)
     }
@@ -574,10 +580,10 @@ impl Record {
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 #[derive(Debug, Default)]
 pub(crate) struct RecordBatch {
-    done: Vec<Record>,
+    decoded: Vec<Record>,
     chunk: String,
     /// The records in the current chunk, each with the offset where its text ends.
-    waiting: Vec<(Seq, Timestamp, usize)>,
+    pending: Vec<(Seq, Timestamp, usize)>,
 }
 
 /// Size at which a chunk is completed, in bytes.
@@ -588,40 +594,40 @@ const CHUNK_BYTES: usize = 64 << 10;
 impl RecordBatch {
     /// Creates an empty batch with capacity for `records` records.
     pub fn with_capacity(records: usize) -> Self {
-        Self { done: Vec::with_capacity(records), ..Self::default() }
+        Self { decoded: Vec::with_capacity(records), ..Self::default() }
     }
 
     /// Returns the number of records.
     pub fn len(&self) -> usize {
-        self.done.len() + self.waiting.len()
+        self.decoded.len() + self.pending.len()
     }
 
     /// Adds the next record as a store returned it, after verifying its checksum. An error names the damaged
     /// record and what is wrong with it.
     pub fn push(&mut self, seq: Seq, at: i64, sum: u32, text: &str) -> Result<(), (Seq, String)> {
-        let at = Record::check(seq, at, sum, text).map_err(|why| (seq, why))?;
+        let at = Record::check(seq, at, sum, text).map_err(|reason| (seq, reason))?;
         if self.chunk.len() + text.len() > CHUNK_BYTES {
-            self.close()?;
+            self.decode_chunk()?;
             self.chunk.reserve_exact(text.len().max(CHUNK_BYTES));
         }
         self.chunk.push_str(text);
-        self.waiting.push((seq, at, self.chunk.len()));
+        self.pending.push((seq, at, self.chunk.len()));
         Ok(())
     }
 
     /// Completes the last chunk and returns all records.
     pub fn finish(mut self) -> Result<Vec<Record>, (Seq, String)> {
-        self.close()?;
-        Ok(self.done)
+        self.decode_chunk()?;
+        Ok(self.decoded)
     }
 
     /// Completes the current chunk: deserializes its records, whose messages share the chunk.
-    fn close(&mut self) -> Result<(), (Seq, String)> {
+    fn decode_chunk(&mut self) -> Result<(), (Seq, String)> {
         let chunk = std::sync::Arc::new(std::mem::take(&mut self.chunk));
         let mut from = 0;
-        for (seq, at, to) in self.waiting.drain(..) {
+        for (seq, at, to) in self.pending.drain(..) {
             let entry = Entry::decode_with(&chunk[from..to], |text| SharedStr::within(&chunk, text));
-            self.done.push(Record { seq, at, entry: entry.map_err(|why| (seq, why))? });
+            self.decoded.push(Record { seq, at, entry: entry.map_err(|reason| (seq, reason))? });
             from = to;
         }
         Ok(())

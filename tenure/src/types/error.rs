@@ -11,14 +11,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// The session does not exist for this principal. A session of another user yields the same error, so
     /// that its existence is not disclosed.
-    #[error("session {session_id} was not found; create it, or check the id and whose it is")]
+    #[error("session {session_id} was not found; create it, or check its id and owner")]
     NotFound {
         /// The requested session.
         session_id: SessionId,
     },
 
     /// The session has expired or was deleted, and can still be restored (D-019).
-    #[error("session {session_id} is {status}; restore it to go on, or use another id")]
+    #[error("session {session_id} is {status}; restore it, or use another id")]
     Gone {
         /// The requested session.
         session_id: SessionId,
@@ -57,14 +57,14 @@ pub enum Error {
 
     /// The session was rewound, replaced or ended while the answer was generated, so that the message being
     /// answered is no longer current. The answer was not stored.
-    #[error("session {session_id} was rewound, replaced or ended while this turn was on; its answer was not kept")]
+    #[error("session {session_id} was rewound, replaced or ended during this turn; the answer was not stored")]
     Superseded {
         /// The requested session.
         session_id: SessionId,
     },
 
     /// A session with this id exists already.
-    #[error("session {session_id} exists already; load it, or choose another id")]
+    #[error("session {session_id} already exists; load it, or choose another id")]
     Exists {
         /// The id that was to be created.
         session_id: SessionId,
@@ -72,7 +72,9 @@ pub enum Error {
 
     /// Another writer committed to the session first (optimistic concurrency). Load the session again and
     /// retry.
-    #[error("session {session_id} has moved on (expected it to end at {expected}); load it again and retry")]
+    #[error(
+        "session {session_id} was changed by another writer (expected its log to end at {expected}); load it again and retry"
+    )]
     Conflict {
         /// The session that changed.
         session_id: SessionId,
@@ -81,14 +83,14 @@ pub enum Error {
     },
 
     /// The idempotency key was used before with a different request body.
-    #[error("idempotency key {key:?} was used before with another body; use a new key for a new request")]
+    #[error("idempotency key {key:?} was already used with a different request body; use a new key for a new request")]
     KeyReused {
         /// The idempotency key.
         key: String,
     },
 
     /// The session has no such checkpoint, position or turn.
-    #[error("{what} was not found in session {session_id}; list its checkpoints and messages to see what is there")]
+    #[error("{what} was not found in session {session_id}; list its checkpoints and messages")]
     NoSuchPoint {
         /// The requested session.
         session_id: SessionId,
@@ -97,7 +99,7 @@ pub enum Error {
     },
 
     /// The session has no such run.
-    #[error("there is no run {run} in session {session_id}; list its runs to see what is there")]
+    #[error("run {run} was not found in session {session_id}; list its runs")]
     NoSuchRun {
         /// The requested session.
         session_id: SessionId,
@@ -106,14 +108,14 @@ pub enum Error {
     },
 
     /// The review does not exist, or the principal has no access to it.
-    #[error("there is no review {review}; list the reviews to see what is there")]
+    #[error("review {review} was not found; list the reviews")]
     NoSuchReview {
         /// The requested review.
         review: ReviewId,
     },
 
     /// The review no longer needs a decision: it was decided, or its run has ended.
-    #[error("review {review} is decided already: {how}")]
+    #[error("review {review} is already closed: {how}")]
     Decided {
         /// The requested review.
         review: ReviewId,
@@ -122,7 +124,7 @@ pub enum Error {
     },
 
     /// Another reviewer has claimed the review.
-    #[error("review {review} is claimed by {by}; wait until it is released, or its time is over")]
+    #[error("review {review} is claimed by {by}; wait until the claim is released or expires")]
     Claimed {
         /// The requested review.
         review: ReviewId,
@@ -141,7 +143,7 @@ pub enum Error {
 
     /// A storage quota is exhausted; nothing was changed.
     #[error(
-        "{whose} has {used} {what} stored, and the limit `{limit}` is {max}; delete and purge some, or raise the limit"
+        "{whose} has stored {used} {what}, and the limit `{limit}` is {max}; delete and purge sessions, or raise the limit"
     )]
     QuotaExceeded {
         /// A description of whose sessions count towards the quota.
@@ -157,7 +159,7 @@ pub enum Error {
     },
 
     /// A named limit was exceeded; nothing was changed.
-    #[error("{what} is over the limit `{limit}` of {max}; send less, or raise the limit")]
+    #[error("{what} exceeds the limit `{limit}` of {max}; send less, or raise the limit")]
     TooLarge {
         /// A description of what was too large.
         what: String,
@@ -177,7 +179,7 @@ pub enum Error {
     },
 
     /// The store was written by a newer version of this software.
-    #[error("{place} has format {found}, and this version reads up to {known}; use a newer version")]
+    #[error("{place} has format version {found}, and this version supports up to {known}; use a newer version")]
     NewerFormat {
         /// The location of the store.
         place: String,
@@ -188,14 +190,14 @@ pub enum Error {
     },
 
     /// Another process holds the lock of the store.
-    #[error("{place} is in use by another process; stop it, or use a store that several may share")]
+    #[error("{place} is locked by another process; stop that process, or use a store that supports several processes")]
     Locked {
         /// The location of the store.
         place: String,
     },
 
     /// The disk is full. Everything acknowledged is durable; this operation was not performed.
-    #[error("no space left at {place}; free some and retry")]
+    #[error("no space left at {place}; free disk space and retry")]
     Full {
         /// The location of the store.
         place: String,
@@ -251,13 +253,13 @@ impl Error {
     }
 
     /// Creates an error for a store failure that only its operator can resolve.
-    pub fn unavailable(why: impl std::fmt::Display) -> Self {
-        Error::Unavailable { why: why.to_string() }
+    pub fn unavailable(reason: impl std::fmt::Display) -> Self {
+        Error::Unavailable { why: reason.to_string() }
     }
 
     /// Creates an error for damaged data at a location.
-    pub fn corrupt(place: impl std::fmt::Display, why: impl std::fmt::Display) -> Self {
-        Error::Corrupt { place: place.to_string(), why: why.to_string() }
+    pub fn corrupt(location: impl std::fmt::Display, reason: impl std::fmt::Display) -> Self {
+        Error::Corrupt { place: location.to_string(), why: reason.to_string() }
     }
 
     /// Prepends `prefix` to the path of the invalid field, so that the error names the full path. Other
@@ -278,7 +280,7 @@ mod tests {
     use crate::types::excerpt::excerpt;
 
     #[test]
-    fn what_an_error_repeats_is_short() {
+    fn input_quoted_in_an_error_is_short() {
         assert_eq!(excerpt("a\"b\n"), r#""a\"b\n""#);
         let long = excerpt("ü".repeat(1_000_000));
         assert_eq!(long.chars().count(), 60 + 3, "{long}");

@@ -171,7 +171,7 @@ impl Head {
 
     /// Serializes the head to the JSON text that stores persist.
     pub(crate) fn to_json(&self) -> String {
-        serde_json::to_string(self).expect("cards have string keys and finite numbers only")
+        serde_json::to_string(self).expect("heads have string keys and finite numbers only")
     }
 
     /// Returns the key of the session.
@@ -188,8 +188,8 @@ impl Head {
     /// reviews and their queues, past decisions, and the origin of an import (D-030).
     pub fn labels(&self) -> Vec<String> {
         let tags = self.info.tags.iter().map(|t| tag_label(t));
-        let plain = self.info.metadata.iter().filter(|(_, v)| !v.is_object() && !v.is_array());
-        let mut labels: Vec<_> = tags.chain(plain.map(|(k, v)| field_label(k, v))).collect();
+        let scalars = self.info.metadata.iter().filter(|(_, v)| !v.is_object() && !v.is_array());
+        let mut labels: Vec<_> = tags.chain(scalars.map(|(k, v)| field_label(k, v))).collect();
         if !self.reviews.is_empty() {
             labels.push(ReviewIndexLabel::Open.label());
         }

@@ -34,16 +34,19 @@ impl HumanDuration {
 impl FromStr for HumanDuration {
     type Err = Error;
     fn from_str(s: &str) -> Result<Self> {
-        let wrong = || {
-            Error::invalid("", format!("{s} is not a span of time; write 90s, 30m, 2h, 7d or never", s = excerpt(s)))
+        let invalid = || {
+            Error::invalid(
+                "",
+                format!("{s} is not a valid duration; write for example 90s, 30m, 2h, 7d or never", s = excerpt(s)),
+            )
         };
         if s == "never" {
             return Ok(Self::NEVER);
         }
         let digits = s.bytes().take_while(u8::is_ascii_digit).count();
         let (number, unit) = s.split_at(digits);
-        let (_, millis) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(wrong)?;
-        let millis = number.parse::<u64>().ok().and_then(|n| n.checked_mul(*millis)).ok_or_else(wrong)?;
+        let (_, millis) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(invalid)?;
+        let millis = number.parse::<u64>().ok().and_then(|n| n.checked_mul(*millis)).ok_or_else(invalid)?;
         Ok(Self::of(Duration::from_millis(millis)))
     }
 }
@@ -51,10 +54,10 @@ impl FromStr for HumanDuration {
 impl fmt::Display for HumanDuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(duration) = self.0 else { return f.write_str("never") };
-        let all = duration.as_millis() as u64;
-        let exact = UNITS.iter().find(|(_, millis)| all >= *millis && all.is_multiple_of(*millis));
+        let total = duration.as_millis() as u64;
+        let exact = UNITS.iter().find(|(_, millis)| total >= *millis && total.is_multiple_of(*millis));
         let (unit, millis) = exact.unwrap_or(&("s", 1000));
-        write!(f, "{}{unit}", all / millis)
+        write!(f, "{}{unit}", total / millis)
     }
 }
 

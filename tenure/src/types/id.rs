@@ -24,7 +24,7 @@ pub struct InvalidName {
 }
 
 macro_rules! name {
-    ($(#[$doc:meta])* $name:ident, $what:literal, $check:path) => {
+    ($(#[$doc:meta])* $name:ident, $param:literal, $check:path) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(try_from = "String", into = "String")]
@@ -36,9 +36,9 @@ macro_rules! name {
                 let name = name.as_ref();
                 match $check(name) {
                     Ok(()) => Ok(Self(name.into())),
-                    Err(why) => {
-                        let message = format!("{name} is not a valid {}: {why}", $what, name = excerpt(name));
-                        Err(InvalidName { param: $what, message })
+                    Err(reason) => {
+                        let message = format!("{name} is not a valid {}: {reason}", $param, name = excerpt(name));
+                        Err(InvalidName { param: $param, message })
                     }
                 }
             }
@@ -125,7 +125,7 @@ pub(crate) fn check_text(s: &str) -> Result<(), &'static str> {
 fn check_label(s: &str) -> Result<(), &'static str> {
     check_text(s)?;
     if s.bytes().all(|b| b.is_ascii_digit()) {
-        return Err("digits alone mean a position; add a letter");
+        return Err("digits alone denote a position; add a letter");
     }
     Ok(())
 }

@@ -22,7 +22,11 @@ impl Message {
         if raw.len() < MIN_BLOB_TEXT || !self.cuts().is_empty() {
             return (self.clone(), Vec::new());
         }
-        let (mut text, mut cuts, mut blobs, mut done) = (String::new(), Vec::new(), Vec::new(), 0);
+        let mut text = String::new();
+        let mut blob_refs = Vec::new();
+        let mut blobs = Vec::new();
+        // The end of the part of `raw` that was processed.
+        let mut copied = 0;
         for base64 in self.embedded_media() {
             // Only base64 that re-encodes to the same characters can be restored byte for byte.
             let bytes = match STANDARD.decode(base64) {
@@ -30,17 +34,17 @@ impl Message {
                 _ => continue,
             };
             let start = base64.as_ptr() as usize - raw.as_ptr() as usize;
-            text.push_str(&raw[done..start]);
-            done = start + base64.len();
+            text.push_str(&raw[copied..start]);
+            copied = start + base64.len();
             let blob = Blob { id: BlobId::of(&bytes), bytes: bytes.into() };
-            cuts.push(BlobRef { at: text.len(), id: blob.id, len: blob.bytes.len() as u64 });
+            blob_refs.push(BlobRef { at: text.len(), id: blob.id, len: blob.bytes.len() as u64 });
             blobs.push(blob);
         }
-        if cuts.is_empty() {
+        if blob_refs.is_empty() {
             return (self.clone(), Vec::new());
         }
-        text.push_str(&raw[done..]);
-        (Message::trusted(text, cuts), blobs)
+        text.push_str(&raw[copied..]);
+        (Message::trusted(text, blob_refs), blobs)
     }
 
     /// Inserts the media again at their positions. `blob` returns the bytes of an id; a missing blob is an
@@ -49,15 +53,20 @@ impl Message {
         if self.cuts().is_empty() {
             return Ok(self.clone());
         }
-        let (mut text, mut done) = (String::new(), 0);
-        for cut in self.cuts() {
-            let bytes = blob(&cut.id).ok_or_else(|| Error::corrupt(format!("blob {}", cut.id), "it is missing"))?;
-            let before = self.as_str().get(done..cut.at);
-            text.push_str(before.ok_or_else(|| Error::corrupt("message", "a medium has no place in its text"))?);
+        let mut text = String::new();
+        let mut copied = 0;
+        for blob_ref in self.cuts() {
+            let bytes =
+                blob(&blob_ref.id).ok_or_else(|| Error::corrupt(format!("blob {}", blob_ref.id), "it is missing"))?;
+            let before = self.as_str().get(copied..blob_ref.at);
+            text.push_str(
+                before
+                    .ok_or_else(|| Error::corrupt("message", "the offset of a blob reference is outside the text"))?,
+            );
             STANDARD.encode_string(&bytes, &mut text);
-            done = cut.at;
+            copied = blob_ref.at;
         }
-        text.push_str(&self.as_str()[done..]);
+        text.push_str(&self.as_str()[copied..]);
         Ok(Message::trusted(text, Vec::new()))
     }
 }

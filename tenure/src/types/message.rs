@@ -92,10 +92,10 @@ impl Eq for CachedRole {}
 
 impl CachedRole {
     /// Returns the cached role, or computes and caches it.
-    fn get_or(&self, find: impl FnOnce() -> Role) -> Role {
-        let known = Role::ALL.get(usize::from(self.0.load(Ordering::Relaxed)).wrapping_sub(1));
-        known.copied().unwrap_or_else(|| {
-            let role = find();
+    fn get_or(&self, compute: impl FnOnce() -> Role) -> Role {
+        let cached = Role::ALL.get(usize::from(self.0.load(Ordering::Relaxed)).wrapping_sub(1));
+        cached.copied().unwrap_or_else(|| {
+            let role = compute();
             self.0.store(role as u8 + 1, Ordering::Relaxed);
             role
         })
@@ -106,23 +106,23 @@ impl CachedRole {
 /// together share one allocation (D-010).
 #[derive(Clone)]
 pub(crate) struct SharedStr {
-    whole: Arc<String>,
+    buffer: Arc<String>,
     from: usize,
     to: usize,
 }
 
 impl SharedStr {
-    /// Creates a slice of a buffer. `part` must point into `whole`.
+    /// Creates a slice of a buffer. `part` must point into `buffer`.
     #[cfg(any(feature = "sqlite", feature = "postgres"))]
-    pub fn within(whole: &Arc<String>, part: &str) -> Self {
-        let from = part.as_ptr() as usize - whole.as_ptr() as usize;
-        Self { whole: whole.clone(), from, to: from + part.len() }
+    pub fn within(buffer: &Arc<String>, part: &str) -> Self {
+        let from = part.as_ptr() as usize - buffer.as_ptr() as usize;
+        Self { buffer: buffer.clone(), from, to: from + part.len() }
     }
 }
 
 impl From<String> for SharedStr {
     fn from(text: String) -> Self {
-        Self { from: 0, to: text.len(), whole: Arc::new(text) }
+        Self { from: 0, to: text.len(), buffer: Arc::new(text) }
     }
 }
 
@@ -135,7 +135,7 @@ impl From<&str> for SharedStr {
 impl Deref for SharedStr {
     type Target = str;
     fn deref(&self) -> &str {
-        &self.whole[self.from..self.to]
+        &self.buffer[self.from..self.to]
     }
 }
 
@@ -161,10 +161,7 @@ impl Message {
                 format!("the message is nested {depth} deep; at most {MAX_DEPTH} is allowed"),
             ));
         }
-        let raw = match raw.contains(['\n', '\r']) {
-            true => raw.replace(['\n', '\r'], " ").into(),
-            false => raw.into(),
-        };
+        let raw = if raw.contains(['\n', '\r']) { raw.replace(['\n', '\r'], " ").into() } else { raw.into() };
         Ok(Self { raw, cuts: None, role: CachedRole::default() })
     }
 
@@ -175,9 +172,9 @@ impl Message {
 
     /// Creates a message from text that a store returned. It is not validated, because its checksum has been
     /// verified.
-    pub(crate) fn trusted(raw: impl Into<SharedStr>, cuts: Vec<BlobRef>) -> Self {
-        let cuts = (!cuts.is_empty()).then(|| cuts.into());
-        Self { raw: raw.into(), cuts, role: CachedRole::default() }
+    pub(crate) fn trusted(raw: impl Into<SharedStr>, blob_refs: Vec<BlobRef>) -> Self {
+        let blob_refs = (!blob_refs.is_empty()).then(|| blob_refs.into());
+        Self { raw: raw.into(), cuts: blob_refs, role: CachedRole::default() }
     }
 
     fn plain(role: &str, content: &str) -> Self {
@@ -202,7 +199,8 @@ impl Message {
 
     /// Creates the result of a tool call, as plain text.
     pub fn tool(call_id: &str, content: &str) -> Self {
-        let (call_id, content) = (serde_json::Value::from(call_id), serde_json::Value::from(content));
+        let call_id = serde_json::Value::from(call_id);
+        let content = serde_json::Value::from(content);
         Self::trusted(format!(r#"{{"role":"tool","tool_call_id":{call_id},"content":{content}}}"#), Vec::new())
     }
 
@@ -218,7 +216,7 @@ impl Message {
 
     /// Returns the number of bytes that the message occupies in a store: its text and its media.
     pub(crate) fn stored_len(&self) -> u64 {
-        self.text_len() as u64 + self.cuts().iter().map(|cut| cut.len).sum::<u64>()
+        self.text_len() as u64 + self.cuts().iter().map(|blob_ref| blob_ref.len).sum::<u64>()
     }
 
     /// Returns the references to media that were detached from the text and are stored as blobs.
@@ -260,7 +258,7 @@ impl Message {
         }
         let Ok(shape) = MessageShape::read(&self.raw) else { return Vec::new() };
         let calls = shape.tool_calls.unwrap_or_default();
-        calls.iter().map(CallShape::call).collect()
+        calls.iter().map(CallShape::to_tool_call).collect()
     }
 
     /// Returns the ids of the tool calls of an assistant message, without parsing names and arguments.
@@ -305,12 +303,16 @@ impl Message {
             tool_call_id: &'a RawValue,
         }
         let Ok(line) = serde_json::from_str::<Line<'_>>(&self.raw) else { return self.clone() };
-        let (old, new) = (line.tool_call_id.get(), serde_json::Value::from(call_id).to_string());
-        let at = old.as_ptr() as usize - self.raw.as_ptr() as usize;
-        let raw = [&self.raw[..at], &new, &self.raw[at + old.len()..]].concat();
-        let moved = |cut: &BlobRef| match cut.at > at {
-            true => BlobRef { at: cut.at + new.len() - old.len(), ..cut.clone() },
-            false => cut.clone(),
+        let old = line.tool_call_id.get();
+        let new = serde_json::Value::from(call_id).to_string();
+        let start = old.as_ptr() as usize - self.raw.as_ptr() as usize;
+        let raw = [&self.raw[..start], &new, &self.raw[start + old.len()..]].concat();
+        let moved = |blob_ref: &BlobRef| {
+            if blob_ref.at > start {
+                BlobRef { at: blob_ref.at + new.len() - old.len(), ..blob_ref.clone() }
+            } else {
+                blob_ref.clone()
+            }
         };
         Self::trusted(raw, self.cuts().iter().map(moved).collect())
     }
@@ -371,7 +373,10 @@ impl<'de> Deserialize<'de> for Message {
 
 /// Returns the maximum nesting depth of brackets outside strings.
 fn depth(json: &str) -> usize {
-    let (mut depth, mut deepest, mut in_string, mut escaped) = (0usize, 0usize, false, false);
+    let mut depth = 0usize;
+    let mut deepest = 0usize;
+    let mut in_string = false;
+    let mut escaped = false;
     for b in json.bytes() {
         if in_string {
             (in_string, escaped) = (escaped || b != b'"', !escaped && b == b'\\');
@@ -449,7 +454,7 @@ struct FunctionShape<'a> {
 }
 
 impl CallShape<'_> {
-    fn call(&self) -> ToolCall {
+    fn to_tool_call(&self) -> ToolCall {
         let f = self.function.as_ref().or(self.custom.as_ref());
         ToolCall {
             id: self.id.0.clone().into_owned(),
@@ -495,8 +500,8 @@ impl<'a> MessageShape<'a> {
 
     fn check(&self) -> Result<()> {
         let Some(role) = Role::parse(&self.role) else {
-            let known = "system, developer, user, assistant or tool";
-            return Err(Error::invalid("role", format!("unknown role {}; it must be {known}", excerpt(&self.role))));
+            let roles = "system, developer, user, assistant or tool";
+            return Err(Error::invalid("role", format!("unknown role {}; it must be {roles}", excerpt(&self.role))));
         };
         let empty = |v: Option<&RawValue>| v.is_none_or(|v| v.get() == "null");
         self.parts()?;
@@ -531,23 +536,23 @@ impl<'a> MessageShape<'a> {
 
     fn parts(&self) -> Result<Vec<PartShape<'a>>> {
         let Some(content) = self.content.map(RawValue::get) else { return Ok(Vec::new()) };
-        let wrong = |e: serde_json::Error| Error::invalid("content", format!("not valid content: {e}"));
+        let invalid = |e: serde_json::Error| Error::invalid("content", format!("not valid content: {e}"));
         match content.as_bytes()[0] {
             b'n' => Ok(Vec::new()),
-            b'"' => Ok(vec![PartShape::Text(serde_json::from_str::<CowStr<'a>>(content).map_err(wrong)?.0)]),
+            b'"' => Ok(vec![PartShape::Text(serde_json::from_str::<CowStr<'a>>(content).map_err(invalid)?.0)]),
             b'[' => {
-                let parts: Vec<&'a RawValue> = serde_json::from_str(content).map_err(wrong)?;
+                let parts: Vec<&'a RawValue> = serde_json::from_str(content).map_err(invalid)?;
                 let parts = parts.into_iter().enumerate();
-                parts.map(|(i, p)| part(p.get()).map_err(|e| e.within(&format!("content[{i}]")))).collect()
+                parts.map(|(i, p)| parse_part(p.get()).map_err(|e| e.within(&format!("content[{i}]")))).collect()
             }
             _ => Err(Error::invalid("content", "content must be a string, a list of parts, or null")),
         }
     }
 }
 
-fn part<'a>(raw: &'a str) -> Result<PartShape<'a>> {
-    let wrong = |e: serde_json::Error| Error::invalid("", format!("not a valid content part: {e}"));
-    let part: RawPart<'a> = serde_json::from_str(raw).map_err(wrong)?;
+fn parse_part<'a>(raw: &'a str) -> Result<PartShape<'a>> {
+    let invalid = |e: serde_json::Error| Error::invalid("", format!("not a valid content part: {e}"));
+    let part: RawPart<'a> = serde_json::from_str(raw).map_err(invalid)?;
     let data = |d: Option<DataShape<'a>>| match d.and_then(|d| d.data) {
         Some(s) => PartShape::Media(s.0),
         None => PartShape::Other(raw),
@@ -559,9 +564,9 @@ fn part<'a>(raw: &'a str) -> Result<PartShape<'a>> {
         },
         "image_url" | "video_url" | "audio_url" => match part.image_url.map(RawValue::get) {
             Some(url) if url.starts_with('"') => {
-                PartShape::Media(serde_json::from_str::<CowStr<'a>>(url).map_err(wrong)?.0)
+                PartShape::Media(serde_json::from_str::<CowStr<'a>>(url).map_err(invalid)?.0)
             }
-            Some(url) => data(Some(serde_json::from_str(url).map_err(wrong)?)),
+            Some(url) => data(Some(serde_json::from_str(url).map_err(invalid)?)),
             None => return Err(Error::invalid(part.kind.0, "the part needs a URL")),
         },
         "input_audio" => data(part.input_audio),

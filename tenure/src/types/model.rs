@@ -16,7 +16,7 @@ pub enum ModelChunk {
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ModelError {
     /// The model server responded with an error, which is passed on unchanged.
-    #[error("the model's server answered with status {status}")]
+    #[error("the model server responded with status {status}")]
     Refused {
         /// The HTTP status.
         status: u16,
@@ -28,25 +28,25 @@ pub enum ModelError {
         retry_after: Option<String>,
     },
     /// The model server cannot be reached.
-    #[error("the model's server can not be reached: {why}")]
+    #[error("the model server cannot be reached: {why}")]
     Unreachable {
         /// The error reported by the operating system or the HTTP client.
         why: String,
     },
     /// The model server did not respond in time.
-    #[error("the model's server took too long: {why}")]
+    #[error("the model server timed out: {why}")]
     TimedOut {
         /// A description of the timeout that expired.
         why: String,
     },
     /// The response exceeds a size limit. The part received until then is stored.
-    #[error("the model's answer is over the limit `max_message_bytes` of {limit}; it was ended there")]
+    #[error("the model's answer exceeds the limit `max_message_bytes` of {limit}; it was truncated there")]
     TooLarge {
         /// The limit, in bytes.
         limit: usize,
     },
     /// The response was truncated or is malformed.
-    #[error("the model's answer is broken: {why}")]
+    #[error("the model's answer is malformed or incomplete: {why}")]
     Broken {
         /// A description of what is wrong.
         why: String,

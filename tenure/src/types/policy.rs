@@ -47,7 +47,7 @@ pub enum CompactionPolicy {
 
 /// The serialized form of [`CompactionPolicy`].
 #[derive(Serialize, Deserialize)]
-#[serde(untagged, expecting = "it is true, false or the name of a model")]
+#[serde(untagged, expecting = "true, false or the name of a model")]
 enum CompactionText {
     Switch(bool),
     Model(String),
@@ -71,7 +71,7 @@ impl TryFrom<CompactionText> for CompactionPolicy {
             CompactionText::Switch(true) => Ok(CompactionPolicy::On),
             CompactionText::Model(name) => match crate::types::id::check_text(&name) {
                 Ok(()) => Ok(CompactionPolicy::With(name)),
-                Err(why) => Err(Error::invalid("", format!("not the name of a model: {why}"))),
+                Err(reason) => Err(Error::invalid("", format!("not a valid model name: {reason}"))),
             },
         }
     }
@@ -131,7 +131,7 @@ impl TryFrom<String> for CheckpointPolicy {
                 }
                 _ => Err(Error::invalid(
                     "",
-                    format!("{s} is not tool, step, manual or a time such as 60s", s = excerpt(s)),
+                    format!("{s} is not valid; use tool, step, manual or a duration such as 60s", s = excerpt(s)),
                 )),
             },
         }
@@ -170,14 +170,14 @@ impl ReviewRule {
 /// Returns true if a name matches a pattern in which `*` stands for any number of characters.
 pub fn matches_pattern(pattern: &str, name: &str) -> bool {
     let Some((start, rest)) = pattern.split_once('*') else { return pattern == name };
-    let Some(mut left) = name.strip_prefix(start) else { return false };
+    let Some(mut remaining) = name.strip_prefix(start) else { return false };
     let mut parts = rest.split('*').peekable();
     while let Some(part) = parts.next() {
         if parts.peek().is_none() {
-            return left.ends_with(part);
+            return remaining.ends_with(part);
         }
-        match left.find(part) {
-            Some(at) => left = &left[at + part.len()..],
+        match remaining.find(part) {
+            Some(offset) => remaining = &remaining[offset + part.len()..],
             None => return false,
         }
     }
@@ -268,8 +268,15 @@ pub struct MemoryPolicy {
 
 impl Default for MemoryPolicy {
     fn default() -> Self {
-        let (scope, group, retention) = (MemoryScope::None, None, None);
-        Self { scope, group, retention, max_entries: 1000, inject: true, limit: 8, max_tokens: 512 }
+        Self {
+            scope: MemoryScope::None,
+            group: None,
+            retention: None,
+            max_entries: 1000,
+            inject: true,
+            limit: 8,
+            max_tokens: 512,
+        }
     }
 }
 

@@ -18,15 +18,15 @@ impl RawObject {
 
     /// Removes a field and returns its value.
     pub fn take(&mut self, name: &str) -> Option<Box<RawValue>> {
-        let mut taken = None;
+        let mut removed = None;
         self.0.retain_mut(|(n, v)| {
-            let this = n == name;
-            if this {
-                taken = Some(std::mem::take(v));
+            let is_match = n == name;
+            if is_match {
+                removed = Some(std::mem::take(v));
             }
-            !this
+            !is_match
         });
-        taken
+        removed
     }
 
     /// Sets a field: in place if it exists, else at the end.
@@ -43,15 +43,15 @@ impl RawObject {
     pub fn text_with(&self, name: &str, value: &str) -> String {
         let rest: usize = self.0.iter().map(|(n, v)| n.len() + v.get().len() + 8).sum();
         let mut text = String::with_capacity(rest + name.len() + value.len() + 8);
-        let mut put = |name: &str, value: &str| {
+        let mut push_field = |name: &str, value: &str| {
             text.push(if text.is_empty() { '{' } else { ',' });
             text.push_str(&serde_json::Value::from(name).to_string());
             text.push(':');
             text.push_str(value);
         };
-        self.0.iter().for_each(|(n, v)| put(n, if n == name { value } else { v.get() }));
+        self.0.iter().for_each(|(n, v)| push_field(n, if n == name { value } else { v.get() }));
         if self.get(name).is_none() {
-            put(name, value);
+            push_field(name, value);
         }
         text.push('}');
         text
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_field_is_put_in_its_place_as_text() {
+    fn text_with_sets_a_field_at_its_position() {
         for object in ["{}", r#"{"a": 1}"#, r#"{"a": [1, 2], "list": "old", "\"b\"\n": {"x": 1.0}}"#] {
             let mut fields: RawObject = serde_json::from_str(object).unwrap();
             let text = fields.text_with("list", "[3,4]");

@@ -32,10 +32,10 @@ impl Status {
     /// Computes the number of sessions per status, from the total and the counts of all statuses except
     /// `active`, by their serialized names.
     #[cfg(any(feature = "sqlite", feature = "postgres"))]
-    pub(crate) fn counts(all: i64, others: &[(String, i64)]) -> Vec<(Self, u64)> {
-        let count = |status: Self| others.iter().find(|(word, _)| word == status.as_str()).map_or(0, |(_, n)| *n);
+    pub(crate) fn counts(total: i64, other_counts: &[(String, i64)]) -> Vec<(Self, u64)> {
+        let count = |status: Self| other_counts.iter().find(|(name, _)| name == status.as_str()).map_or(0, |(_, n)| *n);
         let rest = [Status::Paused, Status::Expired, Status::Deleted].map(|status| (status, count(status)));
-        let active = (Status::Active, all - rest.iter().map(|(_, n)| n).sum::<i64>());
+        let active = (Status::Active, total - rest.iter().map(|(_, n)| n).sum::<i64>());
         [active].into_iter().chain(rest).map(|(status, n)| (status, n.max(0) as u64)).collect()
     }
 

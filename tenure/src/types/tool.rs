@@ -46,6 +46,6 @@ pub enum ToolError {
     #[error("the tool was not called: {0}")]
     NotCalled(String),
     /// The call was made but its result was lost: it may or may not have been executed.
-    #[error("the tool's answer was lost: {0}")]
+    #[error("the result of the tool call was lost: {0}")]
     Lost(String),
 }

@@ -120,7 +120,7 @@ impl<'de> Deserialize<'de> for ToolSource {
             type Value = ToolSource;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("`python`, `memory`, or one of `mcp`, `http` and `python` with what belongs to it")
+                f.write_str("`python`, `memory`, or an object with one of the keys `mcp`, `http` and `python`")
             }
 
             fn visit_str<E: de::Error>(self, word: &str) -> Result<ToolSource, E> {
@@ -142,9 +142,9 @@ impl<'de> Deserialize<'de> for ToolSource {
                 };
                 match map.next_key::<String>()? {
                     None => Ok(source),
-                    Some(more) => {
-                        Err(de::Error::custom(format!("`{more}` beside `{kind}`: each source is an item of its own")))
-                    }
+                    Some(extra) => Err(de::Error::custom(format!(
+                        "`{extra}` next to `{kind}`: write each source as a separate list item"
+                    ))),
                 }
             }
         }
@@ -183,19 +183,19 @@ impl fmt::Debug for Secret {
 impl McpSource {
     /// Returns the maximum duration of a call.
     pub fn limit(&self) -> Duration {
-        limit(self.timeout)
+        effective_timeout(self.timeout)
     }
 }
 
 impl HttpSource {
     /// Returns the maximum duration of a call.
     pub fn limit(&self) -> Duration {
-        limit(self.timeout)
+        effective_timeout(self.timeout)
     }
 }
 
 /// Returns the effective timeout: one minute by default, and one day for `never`.
-fn limit(timeout: Option<HumanDuration>) -> Duration {
+fn effective_timeout(timeout: Option<HumanDuration>) -> Duration {
     timeout.map_or(Duration::from_secs(60), |t| t.duration().unwrap_or(Duration::from_secs(24 * 60 * 60)))
 }
 
@@ -210,8 +210,8 @@ mod tests {
             assert_eq!((size.0, size.to_string().as_str()), (bytes, text));
         }
         assert_eq!(serde_json::from_str::<ByteSize>("1536").unwrap(), ByteSize(1536));
-        for wrong in ["", "MB", "12MiB", "-1KB", "99999999999GB"] {
-            assert!(wrong.parse::<ByteSize>().is_err(), "{wrong}");
+        for invalid in ["", "MB", "12MiB", "-1KB", "99999999999GB"] {
+            assert!(invalid.parse::<ByteSize>().is_err(), "{invalid}");
         }
     }
 
@@ -221,12 +221,12 @@ mod tests {
         let sources: Vec<ToolSource> = serde_json::from_str(text).unwrap();
         let python = ToolSource::Python(PythonSource::default());
         assert_eq!(sources[..2], [python.clone(), python]);
-        let again: Vec<ToolSource> = serde_json::from_str(&serde_json::to_string(&sources).unwrap()).unwrap();
-        assert_eq!(again, sources);
-        let shown = format!("{:?}", sources[3]);
-        assert!(shown.contains("***") && shown.contains("\"D\"") && !shown.contains("\"b\""), "{shown}");
-        for wrong in [r#""pyton""#, r#"{"htp": {}}"#, r#"{"python": {}, "mcp": {}}"#, "{}", "7"] {
-            assert!(serde_json::from_str::<ToolSource>(wrong).is_err(), "{wrong}");
+        let reparsed: Vec<ToolSource> = serde_json::from_str(&serde_json::to_string(&sources).unwrap()).unwrap();
+        assert_eq!(reparsed, sources);
+        let debug = format!("{:?}", sources[3]);
+        assert!(debug.contains("***") && debug.contains("\"D\"") && !debug.contains("\"b\""), "{debug}");
+        for invalid in [r#""pyton""#, r#"{"htp": {}}"#, r#"{"python": {}, "mcp": {}}"#, "{}", "7"] {
+            assert!(serde_json::from_str::<ToolSource>(invalid).is_err(), "{invalid}");
         }
     }
 }

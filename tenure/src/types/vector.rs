@@ -30,6 +30,6 @@ impl Vector {
 /// Quantizes a vector to one signed byte per dimension, scaled by its largest component. Only the direction
 /// is preserved, because similarity depends on nothing else.
 pub(crate) fn small(numbers: &[f32]) -> Vec<i8> {
-    let most = numbers.iter().fold(f32::MIN_POSITIVE, |most, n| most.max(n.abs()));
-    numbers.iter().map(|n| (n / most * 127.0).round() as i8).collect()
+    let largest = numbers.iter().fold(f32::MIN_POSITIVE, |largest, n| largest.max(n.abs()));
+    numbers.iter().map(|n| (n / largest * 127.0).round() as i8).collect()
 }

@@ -52,8 +52,8 @@ on_every_store! {
         ask(t, fresh("Gone?")).await.unwrap();
         t.rewind(&ada(), &id("x"), Point::Turn(1)).await.unwrap();
         t.update(&ada(), &id("x"), SessionPatch { title: Patch::Set("Old".into()), ..SessionPatch::default() }).await.unwrap();
-        let mind = MemoryTarget::Session(id("x"));
-        t.remember(&ada(), &mind, NewMemory { text: "likes tea".into(), ..NewMemory::default() }).await.unwrap();
+        let memory_target = MemoryTarget::Session(id("x"));
+        t.remember(&ada(), &memory_target, NewMemory { text: "likes tea".into(), ..NewMemory::default() }).await.unwrap();
         t.fork(&ada(), &id("x"), Point::Position(1), Some(id("fork"))).await.unwrap();
         let before = x(t).await;
         home.pass(DAY * 8);

@@ -45,15 +45,15 @@ on_every_store! {
             exists(home).await;
             let (gate, model) = (Arc::new(Semaphore::new(0)), Arc::new(Script::new([say("Yes.")])));
             let (slow, question) = (node(home, Fragile::held(home.tenure.store(), &gate)), first(&model));
-            let who = ada();
-            let mut begun = Box::pin(slow.turn_asking(&who, plain(words), &question));
+            let principal = ada();
+            let mut begun = Box::pin(slow.turn_asking(&principal, plain(words), &question));
             while model.asked() == 0 {
                 tokio::select! {
-                    _ = &mut begun => panic!("it is not kept yet"),
+                    _ = &mut begun => panic!("the turn began before its commit"),
                     () = tokio::task::yield_now() => {}
                 }
             }
-            assert_eq!(home.tenure.head(&who, &id("x")).await.map_or(0, |h| h.mark.messages), n * 2);
+            assert_eq!(home.tenure.head(&principal, &id("x")).await.map_or(0, |h| h.mark.messages), n * 2);
             gate.add_permits(10);
             assert_eq!(answered(begun.await, &model).await, "Yes.");
             assert_eq!((model.asked(), said(&home.tenure).await.len()), (1, n * 2 + 2), "asked once, and both are kept");
@@ -74,12 +74,12 @@ on_every_store! {
     /// If the session has changed concurrently, the speculative request is discarded and the model
     /// is called again with the current history.
     async fn somebody_else_was_first(home: &mut Home) {
-        let who = ada();
+        let principal = ada();
         let (here, there) = (&home.tenure, node(home, home.tenure.store().clone()));
         let model = Arc::new(Script::new([say("Yes.")]));
-        answered(here.turn_asking(&who, plain("one"), &first(&model)).await, &model).await;
-        there.append(&who, &id("x"), Append { messages: vec![Message::user("two"), Message::assistant("Two.")], ..Append::default() }).await.unwrap();
-        answered(here.turn_asking(&who, plain("three"), &first(&model)).await, &model).await;
+        answered(here.turn_asking(&principal, plain("one"), &first(&model)).await, &model).await;
+        there.append(&principal, &id("x"), Append { messages: vec![Message::user("two"), Message::assistant("Two.")], ..Append::default() }).await.unwrap();
+        answered(here.turn_asking(&principal, plain("three"), &first(&model)).await, &model).await;
         assert_eq!(said(here).await, ["one", "Yes.", "two", "Two.", "three", "Yes."]);
         assert_eq!(model.shown(), ["one", "Yes.", "two", "Two.", "three"]);
         assert!(model.asked() <= 3, "{}", model.asked());

@@ -46,8 +46,8 @@ async fn put(home: &Home, session: &str, records: Vec<Record>) {
     home.tenure.store().commit(&Commit::new(None, records, head)).await.unwrap();
 }
 
-async fn exported(home: &Home, who: &Principal, range: AuditRange) -> Vec<AuditedDecision> {
-    let (mut export, mut all) = (home.tenure.audit_export(who, range), Vec::new());
+async fn exported(home: &Home, principal: &Principal, range: AuditRange) -> Vec<AuditedDecision> {
+    let (mut export, mut all) = (home.tenure.audit_export(principal, range), Vec::new());
     while let Some(page) = export.next().await.unwrap() {
         all.extend(page);
     }
@@ -233,8 +233,8 @@ on_every_store! {
         let some = exported(home, &admin(), range).await;
         assert_eq!(some.iter().map(|d| (d.session.as_str(), d.at)).collect::<Vec<_>>(), [("s1", times[2]), ("s1", times[3])]);
         assert_eq!(exported(home, &ada(), AuditRange::default()).await.len(), 6);
-        for who in [Principal::tenant_wide("other"), Principal::new("acme", "bob")] {
-            assert_eq!(exported(home, &who.unwrap(), AuditRange::default()).await, []);
+        for principal in [Principal::tenant_wide("other"), Principal::new("acme", "bob")] {
+            assert_eq!(exported(home, &principal.unwrap(), AuditRange::default()).await, []);
         }
         // A session that becomes active during the export is neither missed nor exported twice.
         let mut export = home.tenure.audit_export(&admin(), AuditRange::default());

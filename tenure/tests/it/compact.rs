@@ -266,8 +266,8 @@ on_every_store! {
         let start = |keep| {
             let (tenure, s, writer) = (home.tenure.clone(), s.clone(), Arc::new(Writer::held(&hold)));
             let asked = writer.clone();
-            let who = ada.clone();
-            (asked, tokio::spawn(async move { tenure.compact(&who, &s, &*writer, RawObject::default(), keep).await }))
+            let principal = ada.clone();
+            (asked, tokio::spawn(async move { tenure.compact(&principal, &s, &*writer, RawObject::default(), keep).await }))
         };
         // The next turn commits first, also from another process.
         let (asked, done) = start(Some(2));

@@ -12,15 +12,15 @@ use tenure::*;
 async fn furnish(home: &Home) -> usize {
     let (tenure, ada) = (&home.tenure, ada());
     let other = Principal::new("other", "ada").unwrap();
-    for (who, name) in [(&ada, "x"), (&ada, "y"), (&other, "x"), (&ada, "gone"), (&ada, "old")] {
-        tenure.create(who, named(name)).await.unwrap();
+    for (principal, name) in [(&ada, "x"), (&ada, "y"), (&other, "x"), (&ada, "gone"), (&ada, "old")] {
+        tenure.create(principal, named(name)).await.unwrap();
         for n in 0..3 {
-            tenure.append(who, &id(name), turn(n)).await.unwrap();
+            tenure.append(principal, &id(name), turn(n)).await.unwrap();
             home.pass(jiff::SignedDuration::from_secs(1));
         }
     }
-    for (who, name, fill) in [(&ada, "x", "a"), (&ada, "y", "b"), (&other, "x", "a")] {
-        tenure.append(who, &id(name), vec![picture("look", fill), Message::assistant("nice")]).await.unwrap();
+    for (principal, name, fill) in [(&ada, "x", "a"), (&ada, "y", "b"), (&other, "x", "a")] {
+        tenure.append(principal, &id(name), vec![picture("look", fill), Message::assistant("nice")]).await.unwrap();
     }
     tenure.fork(&ada, &id("x"), Point::Turn(1), Some(id("f"))).await.unwrap();
     tenure.fork(&ada, &id("x"), Point::Turn(4), Some(id("g"))).await.unwrap();
@@ -111,7 +111,7 @@ const CASES: [Case; 12] = [
     Case {
         sqlite: "DELETE FROM record WHERE k & 0xffffffff = 5 AND k >> 32 = (SELECT id FROM head WHERE tenant = 'other')",
         postgres: "DELETE FROM tenure_record WHERE tenant = 'other' AND seq = 5",
-        words: &["other/x, record 5", "it is missing", "backup"],
+        words: &["other/x, record 5", "the record is missing", "backup"],
         mendable: false,
     },
     Case {
@@ -129,43 +129,43 @@ const CASES: [Case; 12] = [
     Case {
         sqlite: "UPDATE head SET card = json_set(card, '$.mark.turns', 7) WHERE session = 'y'",
         postgres: "UPDATE tenure_head SET card = replace(card, '\"turns\":1', '\"turns\":7') WHERE session = 'y'",
-        words: &["acme/y", "not what its log says: mark"],
+        words: &["acme/y", "the head differs from the log in: mark"],
         mendable: true,
     },
     Case {
         sqlite: "DELETE FROM head WHERE tenant = 'other'",
         postgres: "DELETE FROM tenure_head WHERE tenant = 'other'",
-        words: &["records have no card", "backup"],
+        words: &["records have no head", "backup"],
         mendable: false,
     },
     Case {
         sqlite: "UPDATE head SET parent = 'nobody', card = json_set(card, '$.parent.session', 'nobody') WHERE session = 'f'",
         postgres: "UPDATE tenure_head SET parent = 'nobody' WHERE session = 'f'",
-        words: &["session acme/f", "forked from nobody at record", "does not exist", "purge"],
+        words: &["session acme/f", "its parent session nobody (forked at record", "does not exist", "purge"],
         mendable: false,
     },
     Case {
         sqlite: "UPDATE head SET parent = 'gone', card = json_set(card, '$.parent.session', 'gone') WHERE session = 'g'",
         postgres: "UPDATE tenure_head SET parent = 'gone' WHERE session = 'g'",
-        words: &["session acme/g", "forked from gone at record", "which ends at"],
+        words: &["session acme/g", "forked from gone at record", "but the log of that session ends at"],
         mendable: false,
     },
     Case {
         sqlite: "DELETE FROM blob WHERE tenant = 'other'",
         postgres: "DELETE FROM tenure_blob_use WHERE tenant = 'other'; DELETE FROM tenure_blob WHERE tenant = 'other'",
-        words: &["session other/x, record", "needs blob", "missing", "backup"],
+        words: &["session other/x, record", "references blob", "missing", "backup"],
         mendable: false,
     },
     Case {
         sqlite: "UPDATE blob SET bytes = x'00' WHERE tenant = 'other'",
         postgres: "UPDATE tenure_blob SET bytes = '\\x00' WHERE tenant = 'other'",
-        words: &["session other/x, record", "needs blob"],
+        words: &["session other/x, record", "references blob"],
         mendable: false,
     },
     Case {
         sqlite: "DELETE FROM blob_use WHERE tenant = 'other'",
         postgres: "DELETE FROM tenure_blob_use WHERE tenant = 'other'",
-        words: &["tenant other, blob", "no session uses it", "a message needs it", "import it again"],
+        words: &["tenant other, blob", "no session references it", "a message references the blob", "import it again"],
         mendable: false,
     },
     Case {
@@ -174,13 +174,13 @@ const CASES: [Case; 12] = [
             INSERT INTO blob VALUES ('acme', zeroblob(32), x'00')",
         postgres: "INSERT INTO tenure_blob VALUES ('other', decode(repeat('00', 32), 'hex'), '\\x00'), ('acme', decode(repeat('00', 32), 'hex'), '\\x00');
             INSERT INTO tenure_blob_use VALUES (1, 'other', 'nobody', decode(repeat('00', 32), 'hex'))",
-        words: &["tenant acme, blob 00000000", "no session uses it", "removes it"],
+        words: &["tenant acme, blob 00000000", "no session references it", "removes it"],
         mendable: true,
     },
     Case {
         sqlite: "UPDATE item SET owner = 'session/nobody' WHERE owner = 'session/x'",
         postgres: "UPDATE tenure_item SET owner = 'session/nobody' WHERE owner = 'session/x'",
-        words: &["acme/nobody", "there is no such session", "removes it"],
+        words: &["acme/nobody", "the session does not exist", "removes it"],
         mendable: true,
     },
 ];
@@ -235,12 +235,12 @@ async fn damage_below_the_rows_is_found_on_sqlite() {
     db().execute_batch("UPDATE head SET status = 'paused', hash = zeroblob(16) WHERE session = 'f'").unwrap();
     let findings = home.tenure.examine(|_| ()).await.unwrap();
     assert_eq!(findings.len(), 1);
-    assert!(findings[0].what.contains("another owner, status or hash"), "{findings:?}");
+    assert!(findings[0].what.contains("user, status or hash differs from the serialized head"), "{findings:?}");
     assert_eq!(home.tenure.repair_all(|_| ()).await.unwrap().left, []);
 
     db().execute_batch("INSERT INTO record SELECT k + 50, at, sum, entry FROM record WHERE k & 0xffffffff = 2")
         .unwrap();
-    assert!(found(&examined(&home).await, &["acme/y", "1 records are before or after the ends of its log"]));
+    assert!(found(&examined(&home).await, &["acme/y", "1 records are outside the range of its log"]));
     db().execute_batch("DELETE FROM record WHERE k & 0xffffffff > 40").unwrap();
     assert_eq!(examined(&home).await, [""; 0]);
 
@@ -254,7 +254,7 @@ async fn damage_below_the_rows_is_found_on_sqlite() {
     std::fs::write(&file, bytes).unwrap();
     home.reopen().await;
     let findings = home.tenure.examine(|_| ()).await.unwrap();
-    assert!(findings.iter().any(|f| f.what.contains("SQLite finds damage")), "{findings:?}");
+    assert!(findings.iter().any(|f| f.what.contains("SQLite reports damage")), "{findings:?}");
     assert!(findings.iter().all(|f| !f.is_mendable() && f.to_string().contains(".recover")), "{findings:?}");
     assert_eq!(home.tenure.repair_all(|_| ()).await.unwrap().mended, []);
 
@@ -287,9 +287,9 @@ async fn files_changed_by_hand_are_found_on_jsonl() {
         ("acme/notes.txt", vec!["not a file of the store"]),
         ("acme/shelves/notes.txt", vec!["not a file of the store"]),
         ("acme/blobs/notes.txt", vec!["not a file of the store"]),
-        ("acme/new.jsonl", vec!["put there while the store is open", "open it again"]),
+        ("acme/new.jsonl", vec!["created by another program while the store is open", "open it again"]),
         ("acme/nobody.discarded.jsonl", vec!["its session does not exist"]),
-        (&*format!("acme/blobs/{orphan}"), vec!["no session uses it", "removes it"]),
+        (&*format!("acme/blobs/{orphan}"), vec!["no session references it", "removes it"]),
     ] {
         std::fs::write(file(name), "nobody's").unwrap();
         let findings = examined(&home).await;
@@ -308,14 +308,14 @@ async fn files_changed_by_hand_are_found_on_jsonl() {
     swap(&x, "question #", "question 1");
     let whole = std::fs::read(&x).unwrap();
     std::fs::write(&x, [&whole[..], b"{\"seq\":"].concat()).unwrap();
-    assert!(found(&examined(&home).await, &["acme/x.jsonl:", "7 bytes at its end are not a whole commit"]));
+    assert!(found(&examined(&home).await, &["acme/x.jsonl:", "the last 7 bytes are not a complete commit"]));
     std::fs::write(&x, &whole).unwrap();
     let blob = std::fs::read_dir(file("other/blobs")).unwrap().next().unwrap().unwrap().path();
     let bytes = std::fs::read(&blob).unwrap();
     std::fs::write(&blob, "other").unwrap();
-    assert!(found(&examined(&home).await, &["session other/x, record", "needs blob", "damaged"]));
+    assert!(found(&examined(&home).await, &["session other/x, record", "references blob", "damaged"]));
     std::fs::remove_file(&blob).unwrap();
-    assert!(found(&examined(&home).await, &["session other/x, record", "needs blob", "missing"]));
+    assert!(found(&examined(&home).await, &["session other/x, record", "references blob", "missing"]));
     std::fs::write(&blob, bytes).unwrap();
     assert_eq!(examined(&home).await, [""; 0]);
 
@@ -330,7 +330,10 @@ async fn files_changed_by_hand_are_found_on_jsonl() {
     assert_eq!((repaired.mended.len(), left.len()), (0, 3), "{left:#?}");
     assert!(found(&left, &["acme/y.jsonl:", "checksum"]));
     for fork in ["f", "g"] {
-        assert!(found(&left, &[&format!("session acme/{fork}"), "forked from x", "does not exist"]));
+        assert!(found(
+            &left,
+            &[&format!("session acme/{fork}"), "its parent session x (forked at record", "does not exist"]
+        ));
     }
     assert!(file("acme/blobs").join(&orphan).exists(), "a damaged session may need it");
 }

@@ -46,19 +46,29 @@ fn entries(format: u32) -> Vec<Entry> {
 }
 
 async fn fill(tenure: &Tenure) {
-    let who = ada();
+    let principal = ada();
     let at: jiff::Timestamp = "2026-01-01T00:00:00.000007Z".parse().unwrap();
     let records: Vec<Record> = (1..).zip(entries(FORMAT)).map(|(seq, entry)| Record { seq, at, entry }).collect();
-    let session = Session::replay(&who.key(&id("every.kind")), records.clone()).unwrap();
+    let session = Session::replay(&principal.key(&id("every.kind")), records.clone()).unwrap();
     tenure.store().commit(&Commit::new(None, records, session.head().clone())).await.unwrap();
-    tenure.create(&who, named("p")).await.unwrap();
-    tenure.append(&who, &id("p"), [turn(1), vec![picture("see", "F")]].concat()).await.unwrap();
-    tenure.fork(&who, &id("p"), Point::Position(2), Some(id("f"))).await.unwrap();
-    tenure.append(&who, &id("f"), Append { idempotency_key: Some("key".into()), ..turn(2).into() }).await.unwrap();
-    tenure.rewind(&who, &id("p"), Point::Position(4)).await.unwrap();
-    tenure.append(&who, &id("p"), vec![picture("see", "G")]).await.unwrap();
-    tenure.cache_put(&who, &id("p"), "tool", &serde_json::json!({"a": 1}), &serde_json::json!("r")).await.unwrap();
-    let shelf = Namespace { tenant: who.tenant.clone(), owner: Owner::User(who.user.clone()), name: "notes".into() };
+    tenure.create(&principal, named("p")).await.unwrap();
+    tenure.append(&principal, &id("p"), [turn(1), vec![picture("see", "F")]].concat()).await.unwrap();
+    tenure.fork(&principal, &id("p"), Point::Position(2), Some(id("f"))).await.unwrap();
+    tenure
+        .append(&principal, &id("f"), Append { idempotency_key: Some("key".into()), ..turn(2).into() })
+        .await
+        .unwrap();
+    tenure.rewind(&principal, &id("p"), Point::Position(4)).await.unwrap();
+    tenure.append(&principal, &id("p"), vec![picture("see", "G")]).await.unwrap();
+    tenure
+        .cache_put(&principal, &id("p"), "tool", &serde_json::json!({"a": 1}), &serde_json::json!("r"))
+        .await
+        .unwrap();
+    let shelf = Namespace {
+        tenant: principal.tenant.clone(),
+        owner: Owner::User(principal.user.clone()),
+        name: "notes".into(),
+    };
     let item = Item {
         key: "n".into(),
         value: "1".into(),
@@ -72,11 +82,12 @@ async fn fill(tenure: &Tenure) {
 }
 
 async fn check(tenure: &Tenure, format: u32) {
-    let who = ada();
-    let s = tenure.load_any(&who, &id("every.kind")).await.unwrap();
-    let log = tenure.store().records(&who.key(&id("every.kind")), &tenure::store::RecordRange::after(0)).await.unwrap();
+    let principal = ada();
+    let s = tenure.load_any(&principal, &id("every.kind")).await.unwrap();
+    let log =
+        tenure.store().records(&principal.key(&id("every.kind")), &tenure::store::RecordRange::after(0)).await.unwrap();
     assert_eq!(log.iter().map(|r| r.entry.clone()).collect::<Vec<_>>(), entries(format));
-    let replayed = Session::replay(&who.key(&id("every.kind")), log).unwrap();
+    let replayed = Session::replay(&principal.key(&id("every.kind")), log).unwrap();
     // Older versions do not store the prompt prefix.
     assert!(s.head().front.is_none() || s.head().front == replayed.head().front);
     // Format 1 does not store the keys of content matching, and hashes texts before whitespace is
@@ -99,15 +110,22 @@ async fn check(tenure: &Tenure, format: u32) {
     assert_eq!(texts(&s)[0], r#"{ "role":"user", "content":"hello \u0000 é", "x":1.10 }"#);
     let after = if format >= 2 { 3 } else { 1 };
     assert_eq!(history(&s, &Window::default()).len(), 2 + after, "instructions, summary, and what came after it");
-    let p = tenure.load_any(&who, &id("p")).await.unwrap();
+    let p = tenure.load_any(&principal, &id("p")).await.unwrap();
     assert_eq!(texts(&p), raw(&[turn(1), vec![picture("see", "G")]].concat()));
-    let discarded = tenure.discarded(&who, &id("p")).await.unwrap();
+    let discarded = tenure.discarded(&principal, &id("p")).await.unwrap();
     assert_eq!(discarded[0].messages[0].message.as_str(), picture("see", "F").as_str());
-    assert_eq!(texts(&tenure.load_any(&who, &id("f")).await.unwrap()), raw(&[turn(1)[..2].to_vec(), turn(2)].concat()));
-    let shelf = Namespace { tenant: who.tenant.clone(), owner: Owner::User(who.user.clone()), name: "notes".into() };
+    assert_eq!(
+        texts(&tenure.load_any(&principal, &id("f")).await.unwrap()),
+        raw(&[turn(1)[..2].to_vec(), turn(2)].concat())
+    );
+    let shelf = Namespace {
+        tenant: principal.tenant.clone(),
+        owner: Owner::User(principal.user.clone()),
+        name: "notes".into(),
+    };
     assert_eq!(tenure.store().search(&shelf, "grüße", 3).await.unwrap()[0].item.key, "n");
     // The session is writable.
-    tenure.append(&who, &id("f"), turn(3)).await.unwrap();
+    tenure.append(&principal, &id("f"), turn(3)).await.unwrap();
 }
 
 fn options() -> Options {

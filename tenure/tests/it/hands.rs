@@ -397,7 +397,7 @@ pub fn question(text: &str) -> TurnRequest {
 pub async fn begin(tenure: &Tenure, ask: TurnRequest) -> Result<Box<OpenRun>> {
     match tenure.turn(&ada(), ask).await? {
         TurnStart::Turn(turn) => Ok(turn),
-        TurnStart::Before { .. } => panic!("it was done before"),
+        TurnStart::Before { .. } => panic!("the request was already answered"),
     }
 }
 
@@ -468,5 +468,5 @@ pub async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    panic!("it never came to be: {what}");
+    panic!("timed out waiting until {what}");
 }

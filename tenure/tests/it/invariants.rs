@@ -11,19 +11,19 @@ on_every_store! {
     /// Invariant 4: per session, writes are linearizable; a superseded writer is never
     /// acknowledged.
     async fn writes_are_linearizable(home: &mut Home) {
-        let who = ada();
-        home.tenure.create(&who, named("x")).await.unwrap();
+        let principal = ada();
+        home.tenure.create(&principal, named("x")).await.unwrap();
         // Four instances with separate caches, with four concurrent writers each.
         let mut tasks = Vec::new();
         for house in 0..4 {
             let tenure = home.beside();
             for writer in 0..4 {
-                let (tenure, who) = (tenure.clone(), who.clone());
+                let (tenure, principal) = (tenure.clone(), principal.clone());
                 tasks.push(tokio::spawn(async move {
                     let mut acknowledged = Vec::new();
                     for n in 0..12 {
                         let text = format!("{house}-{writer}-{n}");
-                        match tenure.append(&who, &id("x"), vec![Message::user(&text)]).await {
+                        match tenure.append(&principal, &id("x"), vec![Message::user(&text)]).await {
                             Ok(done) => acknowledged.push((text, done.seq)),
                             Err(Error::Conflict { .. }) => {}
                             Err(e) => panic!("{e}"),
@@ -37,7 +37,7 @@ on_every_store! {
         for task in tasks {
             acknowledged.extend(task.await.unwrap());
         }
-        let s = home.beside().load(&who, &id("x")).await.unwrap();
+        let s = home.beside().load(&principal, &id("x")).await.unwrap();
         assert!(acknowledged.len() > 100, "most writers get through: {}", acknowledged.len());
         assert_eq!(s.messages.len(), acknowledged.len(), "what was not acknowledged is not there");
         let seqs: BTreeSet<Seq> = acknowledged.iter().map(|a| a.1).collect();
@@ -51,41 +51,41 @@ on_every_store! {
 
     /// An instance with a stale cache reads what another has written, and refreshes when it writes.
     async fn a_reader_sees_what_was_acknowledged(home: &mut Home) {
-        let (who, x) = (ada(), id("x"));
+        let (principal, x) = (ada(), id("x"));
         let other = home.beside();
-        home.tenure.create(&who, named("x")).await.unwrap();
+        home.tenure.create(&principal, named("x")).await.unwrap();
         for n in 0..5 {
-            other.append(&who, &x, turn(n)).await.unwrap();
-            assert_eq!(home.tenure.load(&who, &x).await.unwrap().messages.len(), 4 * (2 * n + 1));
-            home.tenure.append(&who, &x, turn(n)).await.unwrap();
-            assert_eq!(other.load(&who, &x).await.unwrap().messages.len(), 4 * (2 * n + 2));
+            other.append(&principal, &x, turn(n)).await.unwrap();
+            assert_eq!(home.tenure.load(&principal, &x).await.unwrap().messages.len(), 4 * (2 * n + 1));
+            home.tenure.append(&principal, &x, turn(n)).await.unwrap();
+            assert_eq!(other.load(&principal, &x).await.unwrap().messages.len(), 4 * (2 * n + 2));
         }
         // A stale cache must not make a necessary operation a no-op.
-        other.pause(&who, &x, None).await.unwrap();
-        assert_eq!(home.tenure.activate(&who, &x).await.unwrap().status, Status::Active);
-        assert_eq!(other.load(&who, &x).await.unwrap().status, Status::Active);
-        other.rewind(&who, &x, Point::Turn(1)).await.unwrap();
-        home.tenure.append(&who, &x, turn(9)).await.unwrap();
-        let (a, b) = (home.tenure.load(&who, &x).await.unwrap(), other.load(&who, &x).await.unwrap());
+        other.pause(&principal, &x, None).await.unwrap();
+        assert_eq!(home.tenure.activate(&principal, &x).await.unwrap().status, Status::Active);
+        assert_eq!(other.load(&principal, &x).await.unwrap().status, Status::Active);
+        other.rewind(&principal, &x, Point::Turn(1)).await.unwrap();
+        home.tenure.append(&principal, &x, turn(9)).await.unwrap();
+        let (a, b) = (home.tenure.load(&principal, &x).await.unwrap(), other.load(&principal, &x).await.unwrap());
         assert_eq!(a, b);
         assert_eq!(texts(&a), raw(&[turn(0), turn(9)].concat()));
-        let rebuilt = Session::replay(&who.key(&x), all_records(&other, &a).await).unwrap();
+        let rebuilt = Session::replay(&principal.key(&x), all_records(&other, &a).await).unwrap();
         assert_eq!(Head { due_at: a.due_at, ..rebuilt.head().clone() }, *a.head(), "the card follows from the log");
         // After a purge and re-creation by another instance, the cached session is not mistaken for
         // the new one.
-        other.purge(&who, &x).await.unwrap();
+        other.purge(&principal, &x).await.unwrap();
         home.pass(jiff::SignedDuration::from_secs(1));
-        other.create(&who, named("x")).await.unwrap();
+        other.create(&principal, named("x")).await.unwrap();
         for n in 0..6 {
-            other.append(&who, &x, turn(n)).await.unwrap();
+            other.append(&principal, &x, turn(n)).await.unwrap();
         }
-        let mut fresh = other.load(&who, &x).await.unwrap();
+        let mut fresh = other.load(&principal, &x).await.unwrap();
         while fresh.seq < a.seq {
-            other.checkpoint(&who, &x, None).await.unwrap();
-            fresh = other.load(&who, &x).await.unwrap();
+            other.checkpoint(&principal, &x, None).await.unwrap();
+            fresh = other.load(&principal, &x).await.unwrap();
         }
-        home.tenure.append(&who, &x, turn(7)).await.unwrap();
-        let (a, b) = (home.tenure.load(&who, &x).await.unwrap(), other.load(&who, &x).await.unwrap());
+        home.tenure.append(&principal, &x, turn(7)).await.unwrap();
+        let (a, b) = (home.tenure.load(&principal, &x).await.unwrap(), other.load(&principal, &x).await.unwrap());
         assert_eq!(a, b);
         assert_eq!(a.messages.len(), 28);
     }
@@ -93,56 +93,56 @@ on_every_store! {
     /// Invariant 5: a repeated idempotency key returns the same answer, also after a restart; with
     /// a different body it is rejected.
     async fn the_same_key_gives_the_same_answer(home: &mut Home) {
-        let (who, x) = (ada(), id("x"));
-        home.tenure.create(&who, named("x")).await.unwrap();
+        let (principal, x) = (ada(), id("x"));
+        home.tenure.create(&principal, named("x")).await.unwrap();
         let keyed = |n: usize| Append { idempotency_key: Some("k".into()), ..turn(n).into() };
-        let first = home.tenure.append(&who, &x, keyed(1)).await.unwrap();
-        home.tenure.append(&who, &x, turn(2)).await.unwrap();
-        assert_eq!(home.tenure.append(&who, &x, keyed(1)).await.unwrap(), first);
+        let first = home.tenure.append(&principal, &x, keyed(1)).await.unwrap();
+        home.tenure.append(&principal, &x, turn(2)).await.unwrap();
+        assert_eq!(home.tenure.append(&principal, &x, keyed(1)).await.unwrap(), first);
         home.reopen().await;
-        assert_eq!(home.tenure.append(&who, &x, keyed(1)).await.unwrap(), first);
-        let error = home.tenure.append(&who, &x, keyed(3)).await.unwrap_err();
+        assert_eq!(home.tenure.append(&principal, &x, keyed(1)).await.unwrap(), first);
+        let error = home.tenure.append(&principal, &x, keyed(3)).await.unwrap_err();
         assert_eq!(error.code(), "idempotency_key_reused");
-        assert_eq!(home.tenure.load(&who, &x).await.unwrap().messages.len(), 8);
+        assert_eq!(home.tenure.load(&principal, &x).await.unwrap().messages.len(), 8);
         // Concurrent requests with the same key are executed once.
         let mut tasks = Vec::new();
         for n in 0..16 {
-            let (tenure, who) = (if n % 2 == 0 { home.beside() } else { home.tenure.clone() }, who.clone());
+            let (tenure, principal) = (if n % 2 == 0 { home.beside() } else { home.tenure.clone() }, principal.clone());
             let append = Append { idempotency_key: Some("race".into()), ..turn(5).into() };
-            tasks.push(tokio::spawn(async move { tenure.append(&who, &id("x"), append).await.unwrap() }));
+            tasks.push(tokio::spawn(async move { tenure.append(&principal, &id("x"), append).await.unwrap() }));
         }
         let mut answers = Vec::new();
         for task in tasks {
             answers.push(task.await.unwrap());
         }
         assert!(answers.iter().all(|a| *a == answers[0]), "{answers:?}");
-        assert_eq!(home.tenure.load(&who, &x).await.unwrap().messages.len(), 12);
+        assert_eq!(home.tenure.load(&principal, &x).await.unwrap().messages.len(), 12);
     }
 
     /// A key is forgotten at its expiry time, as every other item is.
     async fn a_key_expires_at_its_expiry_time(home: &mut Home) {
-        let (who, x) = (ada(), id("x"));
-        home.tenure.create(&who, named("x")).await.unwrap();
+        let (principal, x) = (ada(), id("x"));
+        home.tenure.create(&principal, named("x")).await.unwrap();
         let keyed = |n: usize| Append { idempotency_key: Some("k".into()), ..turn(n).into() };
-        home.tenure.append(&who, &x, keyed(1)).await.unwrap();
+        home.tenure.append(&principal, &x, keyed(1)).await.unwrap();
         let instant = jiff::SignedDuration::from_micros(1);
         home.pass(jiff::SignedDuration::from_hours(24) - instant);
-        let error = home.tenure.append(&who, &x, keyed(2)).await.unwrap_err();
+        let error = home.tenure.append(&principal, &x, keyed(2)).await.unwrap_err();
         assert_eq!(error.code(), "idempotency_key_reused", "one microsecond before");
         home.pass(instant);
-        home.tenure.append(&who, &x, keyed(2)).await.unwrap();
+        home.tenure.append(&principal, &x, keyed(2)).await.unwrap();
     }
 
     /// `expect` makes an append conditional.
     async fn an_append_can_be_conditional(home: &mut Home) {
-        let (who, x) = (ada(), id("x"));
-        let seq = home.tenure.create(&who, named("x")).await.unwrap().seq;
+        let (principal, x) = (ada(), id("x"));
+        let seq = home.tenure.create(&principal, named("x")).await.unwrap().seq;
         let at = |seq, n| Append { expect: Some(seq), ..turn(n).into() };
-        let done = home.tenure.append(&who, &x, at(seq, 1)).await.unwrap();
-        assert_eq!(home.tenure.append(&who, &x, at(seq, 2)).await.unwrap_err().code(), "conflict");
-        home.beside().append(&who, &x, at(done.seq, 2)).await.unwrap();
-        assert_eq!(home.tenure.append(&who, &x, at(done.seq, 3)).await.unwrap_err().code(), "conflict");
-        assert_eq!(home.tenure.load(&who, &x).await.unwrap().messages.len(), 8);
+        let done = home.tenure.append(&principal, &x, at(seq, 1)).await.unwrap();
+        assert_eq!(home.tenure.append(&principal, &x, at(seq, 2)).await.unwrap_err().code(), "conflict");
+        home.beside().append(&principal, &x, at(done.seq, 2)).await.unwrap();
+        assert_eq!(home.tenure.append(&principal, &x, at(done.seq, 3)).await.unwrap_err().code(), "conflict");
+        assert_eq!(home.tenure.load(&principal, &x).await.unwrap().messages.len(), 8);
     }
 
     /// Invariant 9: a tenant's requests never change or reveal anything of another's; nor do a
@@ -217,30 +217,30 @@ on_every_store! {
         })
         .await;
         let t = &home.tenure;
-        let (who, x) = (ada(), id("x"));
-        t.create(&who, named("x")).await.unwrap();
-        t.append(&who, &x, turn(1)).await.unwrap();
-        let before = t.load(&who, &x).await.unwrap();
+        let (principal, x) = (ada(), id("x"));
+        t.create(&principal, named("x")).await.unwrap();
+        t.append(&principal, &x, turn(1)).await.unwrap();
+        let before = t.load(&principal, &x).await.unwrap();
         // Invariant 13: everything has a limit, and the limit has a name.
         let big = "x".repeat(500);
         let errors = [
-            ("max_message_bytes", t.append(&who, &x, vec![Message::user("fits"), Message::user(&big)]).await.unwrap_err()),
-            ("max_messages", t.append(&who, &x, vec![Message::user("a"); 6]).await.unwrap_err()),
-            ("max_info_bytes", t.update(&who, &x, SessionPatch { title: Patch::Set(big.clone()), ..SessionPatch::default() }).await.unwrap_err()),
-            ("max_info_bytes", t.create(&who, NewSession { title: Some(big.clone()), ..named("y") }).await.unwrap_err()),
-            ("max_item_bytes", t.cache_put(&who, &x, "tool", &json!({}), &json!(big)).await.unwrap_err()),
-            ("max_page", t.list(&who, SessionQuery::new(OwnerFilter::Everyone, 1000)).await.unwrap_err()),
-            ("max_messages", t.import(&who, &x, Export { messages: vec![Message::user("a"); 6], ..Export::default() }).await.unwrap_err()),
+            ("max_message_bytes", t.append(&principal, &x, vec![Message::user("fits"), Message::user(&big)]).await.unwrap_err()),
+            ("max_messages", t.append(&principal, &x, vec![Message::user("a"); 6]).await.unwrap_err()),
+            ("max_info_bytes", t.update(&principal, &x, SessionPatch { title: Patch::Set(big.clone()), ..SessionPatch::default() }).await.unwrap_err()),
+            ("max_info_bytes", t.create(&principal, NewSession { title: Some(big.clone()), ..named("y") }).await.unwrap_err()),
+            ("max_item_bytes", t.cache_put(&principal, &x, "tool", &json!({}), &json!(big)).await.unwrap_err()),
+            ("max_page", t.list(&principal, SessionQuery::new(OwnerFilter::Everyone, 1000)).await.unwrap_err()),
+            ("max_messages", t.import(&principal, &x, Export { messages: vec![Message::user("a"); 6], ..Export::default() }).await.unwrap_err()),
         ];
         for (limit, error) in errors {
             assert_eq!(error.code(), "too_large");
             assert!(error.to_string().contains(limit), "{error}");
         }
         let checkpoints = vec![ExportedCheckpoint { label: CheckpointLabel::new("l").unwrap(), position: 9, auto: false, created_at: None, state: Default::default() }];
-        let error = t.import(&who, &x, Export { messages: turn(2), checkpoints, ..Export::default() }).await.unwrap_err();
+        let error = t.import(&principal, &x, Export { messages: turn(2), checkpoints, ..Export::default() }).await.unwrap_err();
         assert!(matches!(&error, Error::Invalid { param, .. } if param == "checkpoints[0].position"), "{error:?}");
-        assert_eq!(home.beside().load(&who, &x).await.unwrap(), before);
-        assert_eq!(home.beside().load(&who, &id("y")).await.unwrap_err().code(), "not_found");
+        assert_eq!(home.beside().load(&principal, &x).await.unwrap(), before);
+        assert_eq!(home.beside().load(&principal, &id("y")).await.unwrap_err().code(), "not_found");
         for name in ["", ".hidden", "a/b", "a b", "é", &"x".repeat(129)] {
             assert!(SessionId::new(name).is_err_and(|e| matches!(Error::from(e), Error::Invalid { .. })), "{name}");
         }
@@ -329,7 +329,7 @@ impl Home {
                 let bytes = std::fs::read(&entry).unwrap();
                 let hits = needles.iter().filter(|n| bytes.windows(n.len()).any(|w| w == **n)).count();
                 if hits > 0 {
-                    eprintln!("{} holds it", entry.display());
+                    eprintln!("{} contains the text", entry.display());
                 }
                 found += hits;
             }

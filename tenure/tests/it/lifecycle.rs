@@ -18,68 +18,68 @@ on_every_store! {
     /// A session expires after seven days without activity, immediately and without the sweep;
     /// after thirty more it is purged.
     async fn expire_restore_purge(home: &mut Home) {
-        let who = ada();
+        let principal = ada();
         for name in ["idle", "busy", "waiting"] {
-            home.tenure.create(&who, named(name)).await.unwrap();
-            home.tenure.append(&who, &id(name), vec![picture("see", name)]).await.unwrap();
+            home.tenure.create(&principal, named(name)).await.unwrap();
+            home.tenure.append(&principal, &id(name), vec![picture("see", name)]).await.unwrap();
         }
-        home.tenure.pause(&who, &id("waiting"), Some("review")).await.unwrap();
+        home.tenure.pause(&principal, &id("waiting"), Some("review")).await.unwrap();
         home.pass(DAY * 6);
-        home.tenure.append(&who, &id("busy"), turn(1)).await.unwrap();
+        home.tenure.append(&principal, &id("busy"), turn(1)).await.unwrap();
         home.pass(DAY * 2);
-        let error = home.tenure.load(&who, &id("idle")).await.unwrap_err();
+        let error = home.tenure.load(&principal, &id("idle")).await.unwrap_err();
         assert!(error.code() == "gone" && error.to_string().contains("expired"), "{error}");
-        assert_eq!(home.tenure.append(&who, &id("idle"), turn(1)).await.unwrap_err().code(), "gone");
+        assert_eq!(home.tenure.append(&principal, &id("idle"), turn(1)).await.unwrap_err().code(), "gone");
         let report = home.tenure.sweep().await.unwrap();
         assert_eq!((keys(&report.expired), report.purged.len(), report.failed.len()), (vec!["idle"], 0, 0));
         assert_eq!(home.tenure.sweep().await.unwrap(), SweepReport::default(), "the next pass finds nothing to do");
         home.reopen().await;
-        assert_eq!(home.tenure.load(&who, &id("busy")).await.unwrap().messages.len(), 5);
-        assert_eq!(home.tenure.load(&who, &id("waiting")).await.unwrap().status, Status::Paused, "who waits does not expire");
-        home.tenure.activate(&who, &id("waiting")).await.unwrap();
-        home.tenure.append(&who, &id("waiting"), turn(1)).await.unwrap();
-        home.tenure.pause(&who, &id("waiting"), None).await.unwrap();
-        home.tenure.restore(&who, &id("idle")).await.unwrap();
-        assert_eq!(texts(&home.tenure.load(&who, &id("idle")).await.unwrap()), raw(&[picture("see", "idle")]));
+        assert_eq!(home.tenure.load(&principal, &id("busy")).await.unwrap().messages.len(), 5);
+        assert_eq!(home.tenure.load(&principal, &id("waiting")).await.unwrap().status, Status::Paused, "who waits does not expire");
+        home.tenure.activate(&principal, &id("waiting")).await.unwrap();
+        home.tenure.append(&principal, &id("waiting"), turn(1)).await.unwrap();
+        home.tenure.pause(&principal, &id("waiting"), None).await.unwrap();
+        home.tenure.restore(&principal, &id("idle")).await.unwrap();
+        assert_eq!(texts(&home.tenure.load(&principal, &id("idle")).await.unwrap()), raw(&[picture("see", "idle")]));
         home.pass(DAY * 8);
         assert_eq!(keys(&home.tenure.sweep().await.unwrap().expired).len(), 2);
-        home.tenure.delete(&who, &id("waiting")).await.unwrap();
+        home.tenure.delete(&principal, &id("waiting")).await.unwrap();
         home.pass(DAY * 29);
         assert_eq!(home.tenure.sweep().await.unwrap(), SweepReport::default());
         home.pass(DAY * 2);
         let report = home.tenure.sweep().await.unwrap();
         assert_eq!(report.purged.len(), 3, "{report:?}");
         for name in ["idle", "busy", "waiting"] {
-            assert_eq!(home.tenure.load_any(&who, &id(name)).await.unwrap_err().code(), "not_found");
+            assert_eq!(home.tenure.load_any(&principal, &id(name)).await.unwrap_err().code(), "not_found");
         }
     }
 
     /// An assistant can configure its own time to live; writes count as activity, reads do not.
     async fn ttl_per_assistant(home: &mut Home) {
-        let who = ada();
+        let principal = ada();
         for (name, ttl) in [("quick", "60s"), ("ever", "never")] {
             let sessions = SessionConfig { ttl: Some(ttl.parse().unwrap()), retention: None, ..SessionConfig::default() };
             home.tenure.declare(Assistant { name: name.into(), sessions, ..Assistant::default() });
         }
         for name in ["quick", "ever"] {
-            home.tenure.create(&who, NewSession { assistant: Some(name.into()), ..named(name) }).await.unwrap();
+            home.tenure.create(&principal, NewSession { assistant: Some(name.into()), ..named(name) }).await.unwrap();
         }
         home.pass(SignedDuration::from_secs(50));
-        home.tenure.load(&who, &id("quick")).await.unwrap();
+        home.tenure.load(&principal, &id("quick")).await.unwrap();
         home.pass(SignedDuration::from_secs(20));
-        assert_eq!(home.tenure.load(&who, &id("quick")).await.unwrap_err().code(), "gone");
+        assert_eq!(home.tenure.load(&principal, &id("quick")).await.unwrap_err().code(), "gone");
         home.pass(DAY * 1000);
         assert_eq!(keys(&home.tenure.sweep().await.unwrap().expired), ["quick"]);
-        home.tenure.load(&who, &id("ever")).await.unwrap();
+        home.tenure.load(&principal, &id("ever")).await.unwrap();
     }
 
     /// Hooks receive the complete session before it ends, at least once; a failing hook is retried
     /// and does not block other sessions.
     async fn hooks(home: &mut Home) {
-        let who = ada();
+        let principal = ada();
         for name in ["good", "bad"] {
-            home.tenure.create(&who, named(name)).await.unwrap();
-            home.tenure.append(&who, &id(name), turn(1)).await.unwrap();
+            home.tenure.create(&principal, named(name)).await.unwrap();
+            home.tenure.append(&principal, &id(name), turn(1)).await.unwrap();
         }
         let seen = Arc::new(Mutex::new(Vec::new()));
         let failures = Arc::new(AtomicUsize::new(2));
@@ -108,12 +108,12 @@ on_every_store! {
     /// restored (D-017).
     async fn cap(home: &mut Home) {
         home.reopen_with(|o| o.max_sessions = 3).await;
-        let who = ada();
+        let principal = ada();
         for n in 0..6 {
             home.pass(SignedDuration::from_secs(1));
-            home.tenure.create(&who, named(&format!("s{n}"))).await.unwrap();
+            home.tenure.create(&principal, named(&format!("s{n}"))).await.unwrap();
         }
-        home.tenure.append(&who, &id("s0"), turn(1)).await.unwrap();
+        home.tenure.append(&principal, &id("s0"), turn(1)).await.unwrap();
         let fired = Arc::new(Mutex::new(Vec::new()));
         let log = fired.clone();
         home.tenure.on_expire(move |session, why| {
@@ -125,20 +125,20 @@ on_every_store! {
         assert_eq!(fired.lock().unwrap().len(), 3);
         assert!(fired.lock().unwrap().iter().all(|(_, why)| *why == EndReason::Evicted));
         assert!(home.tenure.sweep().await.unwrap().evicted.is_empty());
-        home.tenure.restore(&who, &id("s1")).await.unwrap();
+        home.tenure.restore(&principal, &id("s1")).await.unwrap();
     }
 
     /// Eviction that takes several passes: the longest idle sessions go first, and the newest stay.
     async fn cap_in_many_passes(home: &mut Home) {
         home.reopen_with(|o| (o.max_sessions, o.limits.max_sweep) = (2, 3)).await;
-        let who = ada();
+        let principal = ada();
         for n in 0..9 {
             home.pass(SignedDuration::from_secs(1));
-            home.tenure.create(&who, named(&format!("s{n}"))).await.unwrap();
+            home.tenure.create(&principal, named(&format!("s{n}"))).await.unwrap();
         }
         home.pass(SignedDuration::from_secs(1));
-        home.tenure.append(&who, &id("s0"), turn(1)).await.unwrap();
-        home.tenure.pause(&who, &id("s4"), None).await.unwrap();
+        home.tenure.append(&principal, &id("s0"), turn(1)).await.unwrap();
+        home.tenure.pause(&principal, &id("s4"), None).await.unwrap();
         for (want, more) in [(vec!["s1", "s2", "s3"], true), (vec!["s4", "s5", "s6"], true), (vec!["s7"], false)] {
             let report = home.tenure.sweep().await.unwrap();
             assert_eq!((keys(&report.evicted), report.more, report.failed.len()), (want, more, 0));
@@ -201,9 +201,9 @@ on_every_store! {
     /// Checkpoint hooks are called for each checkpoint after its commit; a failing hook does not
     /// fail the operation.
     async fn watched_checkpoints(home: &mut Home) {
-        let who = ada();
-        home.tenure.create(&who, named("x")).await.unwrap();
-        home.tenure.append(&who, &id("x"), turn(1)).await.unwrap();
+        let principal = ada();
+        home.tenure.create(&principal, named("x")).await.unwrap();
+        home.tenure.append(&principal, &id("x"), turn(1)).await.unwrap();
         let heard = Arc::new(Mutex::new(Vec::new()));
         let (log, beside) = (heard.clone(), home.beside());
         home.tenure.on_checkpoint(move |head, label, seq| {
@@ -214,14 +214,14 @@ on_every_store! {
                 Err("never mind".to_owned())
             }
         });
-        home.tenure.append(&who, &id("x"), vec![Message::user("no answer yet")]).await.unwrap();
-        let by_hand = home.tenure.checkpoint(&who, &id("x"), Some(CheckpointLabel::new("mine").unwrap())).await.unwrap();
-        home.tenure.append(&who, &id("x"), turn(2)).await.unwrap();
-        let mut session = Session::load(&home.tenure, &who, &id("x")).await.unwrap();
+        home.tenure.append(&principal, &id("x"), vec![Message::user("no answer yet")]).await.unwrap();
+        let by_hand = home.tenure.checkpoint(&principal, &id("x"), Some(CheckpointLabel::new("mine").unwrap())).await.unwrap();
+        home.tenure.append(&principal, &id("x"), turn(2)).await.unwrap();
+        let mut session = Session::load(&home.tenure, &principal, &id("x")).await.unwrap();
         let saved = session.add_checkpoint("saved", home.now()).unwrap();
         session.push(Message::user("and more"), home.now());
         session.save(&home.tenure).await.unwrap();
-        let all = home.tenure.checkpoints(&who, &id("x")).await.unwrap();
+        let all = home.tenure.checkpoints(&principal, &id("x")).await.unwrap();
         let turn = all.iter().find(|c| c.label.as_str() == "turn-2").unwrap().seq;
         let want = [("mine", by_hand.seq), ("turn-2", turn), ("saved", saved.seq)].map(|(l, seq)| (l.to_owned(), seq, seq));
         assert_eq!(*heard.lock().unwrap(), want);
@@ -248,27 +248,27 @@ on_every_store! {
 
     /// Invariant 10: a clock jump loses no session (D-016).
     async fn the_clock_can_jump(home: &mut Home) {
-        let who = ada();
-        home.tenure.create(&who, named("x")).await.unwrap();
-        home.tenure.append(&who, &id("x"), turn(1)).await.unwrap();
-        home.tenure.create(&who, named("deleted")).await.unwrap();
-        home.tenure.delete(&who, &id("deleted")).await.unwrap();
+        let principal = ada();
+        home.tenure.create(&principal, named("x")).await.unwrap();
+        home.tenure.append(&principal, &id("x"), turn(1)).await.unwrap();
+        home.tenure.create(&principal, named("deleted")).await.unwrap();
+        home.tenure.delete(&principal, &id("deleted")).await.unwrap();
         home.clock.jump(DAY * 400);
         let report = home.tenure.sweep().await.unwrap();
         assert!(report.suspended.as_deref().unwrap_or_default().contains("jumped"), "{report:?}");
         assert!(report.expired.is_empty() && report.purged.is_empty());
         home.clock.jump(-DAY * 400);
-        home.tenure.append(&who, &id("x"), turn(2)).await.unwrap();
+        home.tenure.append(&principal, &id("x"), turn(2)).await.unwrap();
         home.clock.jump(-DAY * 400);
-        home.tenure.append(&who, &id("x"), turn(3)).await.unwrap();
+        home.tenure.append(&principal, &id("x"), turn(3)).await.unwrap();
         assert!(home.tenure.sweep().await.unwrap().suspended.is_some());
         home.clock.jump(DAY * 400);
         assert_eq!(home.tenure.sweep().await.unwrap(), SweepReport::default());
         home.reopen().await;
-        let s = home.tenure.load(&who, &id("x")).await.unwrap();
+        let s = home.tenure.load(&principal, &id("x")).await.unwrap();
         assert_eq!(s.messages.len(), 12);
         assert!(s.active_at >= s.info.created_at && s.info.updated_at >= s.info.created_at);
-        home.tenure.restore(&who, &id("deleted")).await.unwrap();
+        home.tenure.restore(&principal, &id("deleted")).await.unwrap();
     }
 }
 

@@ -64,9 +64,9 @@ fn staff(tenure: &Tenure) {
     }
 }
 
-async fn begin(t: &Tenure, who: &Principal, session: &str, assistant: &str) -> MemoryTarget {
+async fn begin(t: &Tenure, principal: &Principal, session: &str, assistant: &str) -> MemoryTarget {
     let new = NewSession { assistant: Some(assistant.to_owned()), ..named(session) };
-    t.create(who, new).await.unwrap();
+    t.create(principal, new).await.unwrap();
     MemoryTarget::Session(id(session))
 }
 
@@ -78,20 +78,26 @@ fn fact(text: &str) -> NewMemory {
     NewMemory { text: text.to_owned(), ..NewMemory::default() }
 }
 
-async fn recall(t: &Tenure, who: &Principal, mind: &MemoryTarget, question: &str) -> Vec<String> {
-    t.recall(who, mind, question, 10).await.unwrap().memories.into_iter().map(|h| h.memory.text).collect()
+async fn recall(t: &Tenure, principal: &Principal, memory_target: &MemoryTarget, question: &str) -> Vec<String> {
+    t.recall(principal, memory_target, question, 10)
+        .await
+        .unwrap()
+        .memories
+        .into_iter()
+        .map(|h| h.memory.text)
+        .collect()
 }
 
-async fn all(t: &Tenure, who: &Principal, mind: &MemoryTarget) -> BTreeSet<String> {
-    t.memory_list(who, mind, None, 100).await.unwrap().into_iter().map(|m| m.text).collect()
+async fn all(t: &Tenure, principal: &Principal, memory_target: &MemoryTarget) -> BTreeSet<String> {
+    t.memory_list(principal, memory_target, None, 100).await.unwrap().into_iter().map(|m| m.text).collect()
 }
 
 fn set(texts: &[&str]) -> BTreeSet<String> {
     texts.iter().map(|t| (*t).to_owned()).collect()
 }
 
-async fn last_seq(t: &Tenure, who: &Principal, session: &str) -> Seq {
-    t.load(who, &id(session)).await.unwrap().messages.last().unwrap().seq
+async fn last_seq(t: &Tenure, principal: &Principal, session: &str) -> Seq {
+    t.load(principal, &id(session)).await.unwrap().messages.last().unwrap().seq
 }
 
 on_every_store! {
@@ -99,9 +105,9 @@ on_every_store! {
     async fn scopes(home: &mut Home) {
         let t = &home.tenure;
         staff(t);
-        for (assistant, who) in [("session", ada()), ("user", ada()), ("group", ada())] {
-            let mind = begin(t, &who, assistant, assistant).await;
-            t.remember(&who, &mind, fact(&format!("ada said it to {assistant}"))).await.unwrap();
+        for (assistant, principal) in [("session", ada()), ("user", ada()), ("group", ada())] {
+            let memory_target = begin(t, &principal, assistant, assistant).await;
+            t.remember(&principal, &memory_target, fact(&format!("ada said it to {assistant}"))).await.unwrap();
         }
         let (other, user, colleague) =
             (begin(t, &ada(), "s2", "session").await, begin(t, &ada(), "u2", "user").await, begin(t, &bob(), "c2", "colleague").await);
@@ -119,15 +125,15 @@ on_every_store! {
         assert_eq!(all(t, &elsewhere, &MemoryTarget::Own).await, set(&[]), "another tenant");
         assert_eq!(all(t, &elsewhere, &MemoryTarget::Assistant("group".into())).await, set(&[]), "another tenant's group of the same name");
         assert_eq!(t.recall(&bob(), &MemoryTarget::Session(id("user")), "said", 5).await.unwrap_err().code(), "not_found");
-        for (mind, want) in [
+        for (memory_target, want) in [
             (begin(t, &ada(), "n", "none").await, "memory.scope"),
             (begin(t, &ada(), "p", "plain").await, "memory.scope"),
             (MemoryTarget::Assistant("none".into()), "memory.scope"),
             (MemoryTarget::Assistant("session".into()), "session_id"),
-            (MemoryTarget::Assistant("nobody".into()), "no assistant"),
+            (MemoryTarget::Assistant("nobody".into()), "does not exist"),
         ] {
-            let error = t.remember(&ada(), &mind, fact("x")).await.unwrap_err();
-            assert!(error.to_string().contains(want), "{mind:?}: {error}");
+            let error = t.remember(&ada(), &memory_target, fact("x")).await.unwrap_err();
+            assert!(error.to_string().contains(want), "{memory_target:?}: {error}");
         }
     }
 
@@ -136,27 +142,27 @@ on_every_store! {
     async fn keeping(home: &mut Home) {
         let t = &home.tenure;
         t.declare(assistant("small", MemoryScope::User, |m| (m.max_entries, m.retention) = (Some(3), Some("30d".parse().unwrap()))));
-        let mind = begin(t, &ada(), "x", "small").await;
-        let first = t.remember(&ada(), &mind, fact(" likes tea \n")).await.unwrap();
+        let memory_target = begin(t, &ada(), "x", "small").await;
+        let first = t.remember(&ada(), &memory_target, fact(" likes tea \n")).await.unwrap();
         assert_eq!((first.text.as_str(), first.scope, first.expires_at), ("likes tea", MemoryScope::User, Some(home.now() + SignedDuration::from_hours(24 * 30))));
         for text in ["has a dog", "lives in Berlin"] {
             home.pass(SignedDuration::from_secs(1));
-            t.remember(&ada(), &mind, fact(text)).await.unwrap();
+            t.remember(&ada(), &memory_target, fact(text)).await.unwrap();
         }
         home.pass(SignedDuration::from_secs(1));
-        let again = t.remember(&ada(), &mind, NewMemory { metadata: json!({"a": 1}).as_object().unwrap().clone(), ..fact("likes tea") }).await.unwrap();
+        let again = t.remember(&ada(), &memory_target, NewMemory { metadata: json!({"a": 1}).as_object().unwrap().clone(), ..fact("likes tea") }).await.unwrap();
         assert_eq!((&again.id, again.metadata["a"].clone()), (&first.id, json!(1)));
-        assert_eq!(all(t, &ada(), &mind).await.len(), 3);
+        assert_eq!(all(t, &ada(), &memory_target).await.len(), 3);
         home.pass(SignedDuration::from_secs(1));
-        assert_eq!(recall(t, &ada(), &mind, "which dog?").await, ["has a dog"]);
+        assert_eq!(recall(t, &ada(), &memory_target, "which dog?").await, ["has a dog"]);
         home.pass(SignedDuration::from_secs(1));
-        t.remember(&ada(), &mind, fact("the fourth")).await.unwrap();
-        assert_eq!(all(t, &ada(), &mind).await, set(&["has a dog", "likes tea", "the fourth"]), "Berlin was used least recently");
-        let one = t.memory(&ada(), &mind, &first.id).await.unwrap().unwrap();
+        t.remember(&ada(), &memory_target, fact("the fourth")).await.unwrap();
+        assert_eq!(all(t, &ada(), &memory_target).await, set(&["has a dog", "likes tea", "the fourth"]), "Berlin was used least recently");
+        let one = t.memory(&ada(), &memory_target, &first.id).await.unwrap().unwrap();
         assert_eq!((one.uses, one.sources), (0, vec![MemorySource { session_id: Some(id("x")), messages: vec![], user: None }]));
-        assert!(t.forget_memory(&ada(), &mind, &first.id).await.unwrap());
-        assert!(!t.forget_memory(&ada(), &mind, &first.id).await.unwrap());
-        assert_eq!(t.memory(&ada(), &mind, &first.id).await.unwrap(), None);
+        assert!(t.forget_memory(&ada(), &memory_target, &first.id).await.unwrap());
+        assert!(!t.forget_memory(&ada(), &memory_target, &first.id).await.unwrap());
+        assert_eq!(t.memory(&ada(), &memory_target, &first.id).await.unwrap(), None);
         home.pass(SignedDuration::from_hours(24 * 31));
         assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&[]), "their time is over");
         assert_eq!(recall(t, &ada(), &MemoryTarget::Own, "dog fourth").await, Vec::<String>::new());
@@ -192,7 +198,7 @@ on_every_store! {
         t.remember(&ada(), &MemoryTarget::Own, fact("Her cat is an animal too")).await.unwrap();
         switch.store(true, SeqCst);
         let t = home.beside();
-        assert_eq!(t.recall(&ada(), &MemoryTarget::Own, "cat", 5).await.unwrap().note.unwrap(), "by words only: there is no embedder");
+        assert_eq!(t.recall(&ada(), &MemoryTarget::Own, "cat", 5).await.unwrap().note.unwrap(), "similarity search was not used: no embedder is configured");
     }
 
     /// Redacted text is neither stored in a memory or a recall event nor sent to the embedder.
@@ -222,8 +228,8 @@ on_every_store! {
         for n in 0..70 {
             home.tenure.remember(&ada(), &MemoryTarget::Own, fact(&format!("number {n} of many"))).await.unwrap();
         }
-        for mind in [&MemoryTarget::Own, &session] {
-            home.tenure.remember(&ada(), mind, fact("Rex is her dog")).await.unwrap();
+        for memory_target in [&MemoryTarget::Own, &session] {
+            home.tenure.remember(&ada(), memory_target, fact("Rex is her dog")).await.unwrap();
         }
         home.reopen_with(|o| o.embedder = Some(concepts("second", &switch))).await;
         staff(&home.tenure);
@@ -315,9 +321,9 @@ on_every_store! {
         let group = begin(&t, &eve, "g", "group").await;
         let session = begin(&t, &eve, "s", "session").await;
         let old = begin(&t, &eve, "old", "group").await;
-        for mind in [&MemoryTarget::Own, &group, &session, &MemoryTarget::Assistant("group".into()), &old] {
-            t.remember(&eve, mind, fact(&format!("{marker} said to {mind:?}"))).await.unwrap();
-            t.recall(&eve, mind, &format!("{marker}?"), 5).await.unwrap();
+        for memory_target in [&MemoryTarget::Own, &group, &session, &MemoryTarget::Assistant("group".into()), &old] {
+            t.remember(&eve, memory_target, fact(&format!("{marker} said to {memory_target:?}"))).await.unwrap();
+            t.recall(&eve, memory_target, &format!("{marker}?"), 5).await.unwrap();
         }
         t.remember(&ada(), &MemoryTarget::Assistant("group".into()), fact("ada said this")).await.unwrap();
         // One of the sessions has been purged by retention before.
@@ -345,21 +351,21 @@ on_every_store! {
         let t = home.tenure.clone();
         for assistant in ["session", "user", "group"] {
             for (how, session) in ["rewound", "purged", "told"].map(|how| (how, format!("{assistant}-{how}"))) {
-                let mind = begin(&t, &ada(), &session, assistant).await;
+                let memory_target = begin(&t, &ada(), &session, assistant).await;
                 t.append(&ada(), &id(&session), turn(1)).await.unwrap();
                 let seq = last_seq(&t, &ada(), &session).await;
                 for n in 0..20 {
                     let other = if n % 2 == 0 { "likes" } else { "drinks" };
-                    t.remember(&ada(), &mind, fact(&format!("{other} tea number {n} of {session}, at home in the city"))).await.unwrap();
+                    t.remember(&ada(), &memory_target, fact(&format!("{other} tea number {n} of {session}, at home in the city"))).await.unwrap();
                 }
                 let text = format!("{marker} {session} likes tea");
-                let told = t.remember(&ada(), &mind, NewMemory { messages: vec![seq], ..fact(&text) }).await.unwrap();
-                assert!(recall(&t, &ada(), &mind, &format!("which tea {session}")).await.contains(&text));
+                let told = t.remember(&ada(), &memory_target, NewMemory { messages: vec![seq], ..fact(&text) }).await.unwrap();
+                assert!(recall(&t, &ada(), &memory_target, &format!("which tea {session}")).await.contains(&text));
                 assert!(home.scan(marker).await > 0 || home.url == "memory:", "the scan finds what is there");
                 match how {
                     "rewound" => drop(t.rewind(&ada(), &id(&session), Point::Position(1)).await.unwrap()),
                     "purged" => assert!(t.purge(&ada(), &id(&session)).await.unwrap()),
-                    _ => assert!(t.forget_memory(&ada(), &mind, &told.id).await.unwrap()),
+                    _ => assert!(t.forget_memory(&ada(), &memory_target, &told.id).await.unwrap()),
                 }
                 assert_eq!(home.scan(marker).await, 0, "{session}");
             }
@@ -510,9 +516,9 @@ async fn many_at_once() {
     for n in 0..16 {
         let t = home.tenure.clone();
         tasks.push(tokio::spawn(async move {
-            let mind = begin(&t, &ada(), &format!("s{n}"), "user").await;
-            t.remember(&ada(), &mind, fact("said by all")).await.unwrap();
-            t.remember(&ada(), &mind, fact(&format!("said by {n}"))).await.unwrap();
+            let memory_target = begin(&t, &ada(), &format!("s{n}"), "user").await;
+            t.remember(&ada(), &memory_target, fact("said by all")).await.unwrap();
+            t.remember(&ada(), &memory_target, fact(&format!("said by {n}"))).await.unwrap();
         }));
     }
     for task in tasks {
@@ -537,12 +543,12 @@ mod random {
     use super::*;
     use proptest::prelude::*;
 
-    const WHO: [(&str, &str); 4] = [("acme", "ada"), ("acme", "bob"), ("other", "ada"), ("other", "eve")];
+    const PRINCIPALS: [(&str, &str); 4] = [("acme", "ada"), ("acme", "bob"), ("other", "ada"), ("other", "eve")];
     const ASSISTANTS: [&str; 4] = ["session", "user", "group", "colleague"];
 
     /// The text of a memory names its author, assistant and session.
-    fn words(who: usize, assistant: usize, session: usize) -> String {
-        format!("tea for {} {} {} s{session}", WHO[who].0, WHO[who].1, ASSISTANTS[assistant])
+    fn words(principal: usize, assistant: usize, session: usize) -> String {
+        format!("tea for {} {} {} s{session}", PRINCIPALS[principal].0, PRINCIPALS[principal].1, ASSISTANTS[assistant])
     }
 
     proptest! {
@@ -556,23 +562,23 @@ mod random {
                 let embedder = meaning.then(|| concepts("first", &awake()));
                 let t = Tenure::open_with("memory:", Options { embedder, ..Options::default() }).await.unwrap();
                 staff(&t);
-                let who = |i: usize| Principal::new(WHO[i].0, WHO[i].1).unwrap();
-                let name = |i: usize, a: usize, s: usize| format!("{}-{}-{s}", WHO[i].1, ASSISTANTS[a]);
+                let principal = |i: usize| Principal::new(PRINCIPALS[i].0, PRINCIPALS[i].1).unwrap();
+                let name = |i: usize, a: usize, s: usize| format!("{}-{}-{s}", PRINCIPALS[i].1, ASSISTANTS[a]);
                 for i in 0..4 {
                     for (a, assistant) in ASSISTANTS.into_iter().enumerate() {
                         for s in 0..2 {
-                            begin(&t, &who(i), &name(i, a, s), assistant).await;
+                            begin(&t, &principal(i), &name(i, a, s), assistant).await;
                         }
                     }
                 }
                 for (i, a, s) in &said {
-                    t.remember(&who(*i), &MemoryTarget::Session(id(&name(*i, *a, *s))), fact(&words(*i, *a, *s))).await.unwrap();
+                    t.remember(&principal(*i), &MemoryTarget::Session(id(&name(*i, *a, *s))), fact(&words(*i, *a, *s))).await.unwrap();
                 }
-                for (i, (tenant, user)) in WHO.into_iter().enumerate() {
+                for (i, (tenant, user)) in PRINCIPALS.into_iter().enumerate() {
                     for (a, assistant) in ASSISTANTS.into_iter().enumerate() {
                         for s in 0..2 {
-                            let found: BTreeSet<String> = recall(&t, &who(i), &MemoryTarget::Session(id(&name(i, a, s))), "which drink, tea?").await.into_iter().collect();
-                            let theirs = said.iter().filter(|(j, b, r)| WHO[*j].0 == tenant && match assistant {
+                            let found: BTreeSet<String> = recall(&t, &principal(i), &MemoryTarget::Session(id(&name(i, a, s))), "which drink, tea?").await.into_iter().collect();
+                            let theirs = said.iter().filter(|(j, b, r)| PRINCIPALS[*j].0 == tenant && match assistant {
                                 "session" => (*j, *b, *r) == (i, a, s),
                                 "user" => *j == i && *b == a,
                                 _ => *b >= 2,

@@ -65,12 +65,12 @@ on_every_store! {
         println!("TENURE_TEST_SEED={seed}");
         let mut dice = Dice(seed);
         let mut model: BTreeMap<String, Model> = BTreeMap::new();
-        let who = ada();
+        let principal = ada();
         let steps = if home.url.starts_with("postgres") { 250 } else { 400 };
         for step in 0..steps {
             home.pass(SignedDuration::from_millis(1));
-            let what = take_step(home, &who, &mut dice, &mut model, step).await;
-            compare(home, &who, &model).await.unwrap_or_else(|e| panic!("step {step} ({what}), seed {seed}: {e}"));
+            let what = take_step(home, &principal, &mut dice, &mut model, step).await;
+            compare(home, &principal, &model).await.unwrap_or_else(|e| panic!("step {step} ({what}), seed {seed}: {e}"));
         }
     }
 }
@@ -87,7 +87,7 @@ fn random_messages(dice: &mut Dice, step: usize) -> Vec<Message> {
 
 async fn take_step(
     home: &mut Home,
-    who: &Principal,
+    principal: &Principal,
     dice: &mut Dice,
     model: &mut BTreeMap<String, Model>,
     step: usize,
@@ -95,7 +95,7 @@ async fn take_step(
     let names: Vec<String> = model.keys().cloned().collect();
     if names.is_empty() || (names.len() < 6 && dice.roll(8) == 0) {
         let name = format!("s{step}");
-        home.tenure.create(who, named(&name)).await.unwrap();
+        home.tenure.create(principal, named(&name)).await.unwrap();
         model.insert(name.clone(), Model::default());
         return format!("create {name}");
     }
@@ -107,7 +107,7 @@ async fn take_step(
     match dice.roll(16) {
         0..=4 => {
             let said = random_messages(dice, step);
-            let done = t.append(who, &x, said.clone()).await;
+            let done = t.append(principal, &x, said.clone()).await;
             if m.status == Status::Active {
                 done.unwrap();
                 m.messages.extend(raw(&said));
@@ -121,27 +121,27 @@ async fn take_step(
         }
         5 if live => {
             let label = format!("cp{}", dice.roll(4));
-            t.checkpoint(who, &x, Some(CheckpointLabel::new(&label).unwrap())).await.unwrap();
+            t.checkpoint(principal, &x, Some(CheckpointLabel::new(&label).unwrap())).await.unwrap();
             m.checkpoints.push((label, m.messages.len()));
             format!("checkpoint {name}")
         }
         6 if live && !m.checkpoints.is_empty() => {
             let label = m.checkpoints[dice.roll(m.checkpoints.len())].0.clone();
-            t.rewind(who, &x, &*label).await.unwrap();
+            t.rewind(principal, &x, &*label).await.unwrap();
             let last = m.checkpoints.iter().rposition(|c| c.0 == label).unwrap();
             m.cut(m.checkpoints[last].1, last + 1);
             format!("rewind {name} to {label}")
         }
         7 if live => {
             let position = dice.roll(m.messages.len() + 1);
-            t.rewind(who, &x, Point::Position(position)).await.unwrap();
+            t.rewind(principal, &x, Point::Position(position)).await.unwrap();
             m.cut(position, m.checkpoints_before(position));
             format!("rewind {name} to position {position}")
         }
         8 if live => {
             let starts = m.turn_starts();
             let turns = dice.roll(starts.len() + 1);
-            t.rewind(who, &x, Point::Turn(turns)).await.unwrap();
+            t.rewind(principal, &x, Point::Turn(turns)).await.unwrap();
             let position = starts.get(turns).copied().unwrap_or(m.messages.len());
             m.cut(position, m.checkpoints_before(position));
             format!("rewind {name} to turn {turns}")
@@ -151,7 +151,7 @@ async fn take_step(
             let end = position == m.messages.len() && dice.roll(2) == 0;
             let at = if end { Point::End } else { Point::Position(position) };
             let new = format!("f{step}");
-            t.fork(who, &x, at, Some(id(&new))).await.unwrap();
+            t.fork(principal, &x, at, Some(id(&new))).await.unwrap();
             let mut fork = m.clone();
             (fork.status, fork.discarded) = (Status::Active, Vec::new());
             let kept = fork.checkpoints_before(position);
@@ -162,7 +162,7 @@ async fn take_step(
         }
         11 if live => {
             let title = format!("title {step}");
-            t.update(who, &x, SessionPatch { title: Patch::Set(title.clone()), ..SessionPatch::default() })
+            t.update(principal, &x, SessionPatch { title: Patch::Set(title.clone()), ..SessionPatch::default() })
                 .await
                 .unwrap();
             m.title = Some(title);
@@ -170,22 +170,22 @@ async fn take_step(
         }
         12 => {
             match m.status {
-                Status::Active if dice.roll(2) == 0 => drop(t.pause(who, &x, None).await.unwrap()),
-                Status::Active => drop(t.delete(who, &x).await.unwrap()),
-                Status::Paused => drop(t.activate(who, &x).await.unwrap()),
-                _ => drop(t.restore(who, &x).await.unwrap()),
+                Status::Active if dice.roll(2) == 0 => drop(t.pause(principal, &x, None).await.unwrap()),
+                Status::Active => drop(t.delete(principal, &x).await.unwrap()),
+                Status::Paused => drop(t.activate(principal, &x).await.unwrap()),
+                _ => drop(t.restore(principal, &x).await.unwrap()),
             }
-            m.status = t.head(who, &x).await.unwrap().status;
+            m.status = t.head(principal, &x).await.unwrap().status;
             format!("status of {name} is {}", m.status)
         }
         13 if names.len() > 3 => {
-            t.purge(who, &x).await.unwrap();
+            t.purge(principal, &x).await.unwrap();
             model.remove(&name);
             format!("purge {name}")
         }
         14 if m.status == Status::Active => {
             let said = random_messages(dice, step);
-            t.import(who, &x, Export { messages: said.clone(), ..Export::default() }).await.unwrap();
+            t.import(principal, &x, Export { messages: said.clone(), ..Export::default() }).await.unwrap();
             m.cut(0, 0);
             (m.messages, m.title) = (raw(&said), None);
             format!("import into {name}")
@@ -199,9 +199,13 @@ async fn take_step(
     }
 }
 
-async fn compare(home: &Home, who: &Principal, model: &BTreeMap<String, Model>) -> std::result::Result<(), String> {
+async fn compare(
+    home: &Home,
+    principal: &Principal,
+    model: &BTreeMap<String, Model>,
+) -> std::result::Result<(), String> {
     for (name, m) in model {
-        let s = home.tenure.load_any(who, &id(name)).await.map_err(|e| format!("{name}: {e}"))?;
+        let s = home.tenure.load_any(principal, &id(name)).await.map_err(|e| format!("{name}: {e}"))?;
         let same = |what: &str, ours: String, theirs: String| match ours == theirs {
             true => Ok(()),
             false => Err(format!("{name}: {what} differ\n store {ours}\n model {theirs}")),
@@ -218,13 +222,13 @@ async fn compare(home: &Home, who: &Principal, model: &BTreeMap<String, Model>) 
         s.messages.iter().for_each(|said| mark.advance(&said.message));
         same("mark", format!("{:?}", s.mark), format!("{mark:?}"))?;
         if m.status.is_live() {
-            let tail = home.tenure.tail(who, &id(name), 5).await.map_err(|e| e.to_string())?;
+            let tail = home.tenure.tail(principal, &id(name), 5).await.map_err(|e| e.to_string())?;
             same("tail", format!("{tail:?}"), format!("{:?}", &s.messages[s.messages.len().saturating_sub(5)..]))?;
         }
     }
     let mut query = SessionQuery::new(OwnerFilter::Everyone, 100);
     query.status = vec![Status::Active, Status::Paused, Status::Expired, Status::Deleted];
-    let page = home.tenure.list(who, query).await.map_err(|e| e.to_string())?;
+    let page = home.tenure.list(principal, query).await.map_err(|e| e.to_string())?;
     let mut listed: Vec<_> = page.heads.iter().map(|h| h.info.session_id.to_string()).collect();
     listed.sort();
     match listed.iter().eq(model.keys()) {

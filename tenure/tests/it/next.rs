@@ -191,7 +191,7 @@ fn a_call_that_was_begun() {
     );
     check(Log::new().calls(&["c1=pay"]).started("c1").review("c1", true), "wait");
     let lost = || Log::new().calls(&[r#"c1=pay{"amount":5}"#]).started("c1");
-    check(lost().decided("c1", true, Approved), "say c1: This was done, as a person has made sure");
+    check(lost().decided("c1", true, Approved), "say c1: A reviewer confirmed that this call was executed");
     check(lost().decided("c1", true, Rejected), r#"call c1 {"amount":5}"#);
     check(lost().decided("c1", true, Corrected), r#"call c1 {"amount":7}"#);
     // Started again, and lost again.
@@ -206,13 +206,13 @@ fn a_call_that_a_person_must_allow() {
     check(asked(), "review c1");
     check(asked().review("c1", false), "wait");
     check(asked().decided("c1", false, Approved), r#"call c1 {"amount":5}"#);
-    check(asked().decided("c1", false, Rejected), "say c1: A person has refused this call");
+    check(asked().decided("c1", false, Rejected), "say c1: A reviewer rejected this call");
     check(asked().decided("c1", false, Corrected), r#"call c1 {"amount":7}"#);
     check(asked().decided("c1", false, Approved).started("c1"), "was c1 done");
     check(asked().decided("c1", false, Approved).started("c1").result("c1"), "model");
     let again = || asked().decided("c1", false, Approved).started("c1");
     check(again().decided("c1", true, Rejected), r#"call c1 {"amount":5}"#);
-    check(again().decided("c1", true, Approved), "say c1: This was done, as a person has made sure");
+    check(again().decided("c1", true, Approved), "say c1: A reviewer confirmed that this call was executed");
     // Two open reviews, of which one is decided.
     let two = || Log::new().calls(&["c1=mail", "c2=mail"]).review("c1", false);
     check(two().decided("c2", false, Approved), "wait");

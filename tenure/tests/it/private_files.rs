@@ -21,15 +21,15 @@ fn shared_with_others(directory: &Path) -> Vec<String> {
 #[tokio::test]
 async fn files_of_stores_and_transcripts_are_private() {
     let root = tempfile::tempdir().unwrap();
-    let who = Principal::new("acme", "ada").unwrap();
+    let principal = Principal::new("acme", "ada").unwrap();
     let places = [root.path().join("tenure.db"), root.path().join("below").join("jsonl")];
     for (scheme, place) in ["sqlite", "jsonl"].into_iter().zip(&places) {
         let tenure = Tenure::open(&format!("{scheme}:{}", place.display())).await.unwrap();
-        let id = tenure.create(&who, NewSession::default()).await.unwrap().info.session_id.clone();
+        let id = tenure.create(&principal, NewSession::default()).await.unwrap().info.session_id.clone();
         let picture = format!("data:image/png;base64,{}", "aGVs".repeat(1000));
         let message =
             serde_json::json!({"role": "user", "content": [{"type": "image_url", "image_url": {"url": picture}}]});
-        tenure.append(&who, &id, vec![Message::parse(&message.to_string()).unwrap()]).await.unwrap();
+        tenure.append(&principal, &id, vec![Message::parse(&message.to_string()).unwrap()]).await.unwrap();
         // Check while the store is open: SQLite's write-ahead log and its index are files too.
         assert_eq!(shared_with_others(root.path()), Vec::<String>::new(), "{scheme}");
     }

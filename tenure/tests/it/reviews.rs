@@ -73,7 +73,7 @@ on_every_store! {
         assert_eq!(seen.decided.unwrap().1.decision, Decision::Approved);
         assert_eq!(x(t).await.status, Status::Paused, "one is still open");
         let again = t.decide(&ada(), &asked[1], &verdict(Decision::Rejected)).await.unwrap_err();
-        assert_eq!((again.code(), again.to_string().contains("eve said approved")), ("already_decided", true), "{again}");
+        assert_eq!((again.code(), again.to_string().contains("eve decided approved")), ("already_decided", true), "{again}");
         other.decide(&ada(), &asked[0], &verdict(Decision::Rejected)).await.unwrap();
         assert_eq!(x(t).await.status, Status::Active);
         drop(other);
@@ -81,9 +81,9 @@ on_every_store! {
         declare(home);
         take_over(&home.tenure, &model, &tools).await.pop().unwrap().unwrap();
         let s = x(&home.tenure).await;
-        let refused = "tool: A person has refused this call; it was not made.";
+        let refused = "tool: A reviewer rejected this call; it was not executed.";
         assert_eq!(talk(&s)[3..], [refused, "tool: sent", "assistant: Done."]);
-        assert!(model.shown().iter().any(|t| t.contains("refused this call")), "the model was told");
+        assert!(model.shown().iter().any(|t| t.contains("rejected this call")), "the model was told");
         assert_eq!((tools.done("pay").len(), tools.done("mail").len()), (0, 1));
         assert_eq!((ending(&s), s.runs.len()), ((Some(RunOutcome::Completed), None), 1));
     }
@@ -94,19 +94,19 @@ on_every_store! {
         let asked = waiting(home, &model, &tools).await;
         let t = &home.tenure;
         t.create(&ada(), named("quiet")).await.unwrap();
-        let list = async |who: &Principal, which: ReviewFilter| {
-            let page = t.reviews(who, &which, None, 10).await.unwrap();
+        let list = async |principal: &Principal, which: ReviewFilter| {
+            let page = t.reviews(principal, &which, None, 10).await.unwrap();
             assert!(page.next.is_none());
             page.reviews.into_iter().map(|(head, r)| (head.info.session_id, r.opened.review)).collect::<Vec<_>>()
         };
         let queue = |name: &str| ReviewFilter::Open(Some(name.to_owned()));
         let of = |n: usize| (id("x"), asked[n].clone());
-        for who in [ada(), admin()] {
-            assert_eq!(list(&who, ReviewFilter::Open(None)).await, [of(0), of(1)]);
-            assert_eq!(list(&who, queue("money")).await, [of(0)]);
-            assert_eq!(list(&who, queue("mone")).await, []);
-            assert_eq!(list(&who, ReviewFilter::Decided).await, []);
-            assert_eq!(t.review(&who, &asked[0]).await.unwrap().1.opened.review, asked[0]);
+        for principal in [ada(), admin()] {
+            assert_eq!(list(&principal, ReviewFilter::Open(None)).await, [of(0), of(1)]);
+            assert_eq!(list(&principal, queue("money")).await, [of(0)]);
+            assert_eq!(list(&principal, queue("mone")).await, []);
+            assert_eq!(list(&principal, ReviewFilter::Decided).await, []);
+            assert_eq!(t.review(&principal, &asked[0]).await.unwrap().1.opened.review, asked[0]);
         }
         let strangers = [Principal::new("acme", "bob"), Principal::new("other", "ada"), Principal::tenant_wide("other")];
         for stranger in strangers.into_iter().map(Result::unwrap) {
@@ -186,7 +186,7 @@ on_every_store! {
         assert_eq!(done.into_iter().map(|d| d.unwrap().waiting).collect::<Vec<_>>(), [false, false]);
         for session in ["x", "swept"] {
             let s = t.load(&ada(), &id(session)).await.unwrap();
-            assert_eq!(talk(&s)[3..], ["tool: paid", "tool: A person has refused this call; it was not made. Note: nobody decided in time", "assistant: Done."]);
+            assert_eq!(talk(&s)[3..], ["tool: paid", "tool: A reviewer rejected this call; it was not executed. Note: decided automatically: the review timed out", "assistant: Done."]);
             assert_eq!(s.info.metadata["hitl_decisions"][0]["reviewer"], "timeout");
         }
     }

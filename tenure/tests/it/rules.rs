@@ -34,25 +34,25 @@ fn picture(letter: &str) -> String {
 
 fn post(line: &str) -> MessageEntry {
     let (lead, line) = line.strip_prefix("lead ").map_or((false, line), |l| (true, l));
-    let (who, what) = line.split_once(": ").unwrap_or((line.trim_end_matches(':'), ""));
-    let message = match who.split_once(' ').unwrap_or((who, "")) {
-        ("raw", _) => Message::parse(what).unwrap(),
-        ("system", _) => Message::system(what),
-        ("user", _) => Message::user(what),
-        ("assistant", _) => Message::assistant(what),
-        ("tool", id) => Message::tool(id, what),
+    let (tag, text) = line.split_once(": ").unwrap_or((line.trim_end_matches(':'), ""));
+    let message = match tag.split_once(' ').unwrap_or((tag, "")) {
+        ("raw", _) => Message::parse(text).unwrap(),
+        ("system", _) => Message::system(text),
+        ("user", _) => Message::user(text),
+        ("assistant", _) => Message::assistant(text),
+        ("tool", id) => Message::tool(id, text),
         ("calls", _) => {
             let call = |c: &str| {
                 let (id, name) = c.split_once('=').unwrap();
                 serde_json::json!({"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}})
             };
-            let calls: Vec<_> = what.split(' ').map(call).collect();
+            let calls: Vec<_> = text.split(' ').map(call).collect();
             Message::from_value(&serde_json::json!({"role": "assistant", "content": null, "tool_calls": calls}))
                 .unwrap()
         }
-        (who, _) => {
-            let (role, pictures) = who.split_once('+').unwrap_or_else(|| panic!("{line}"));
-            let mut parts = vec![serde_json::json!({"type": "text", "text": what})];
+        (tag, _) => {
+            let (role, pictures) = tag.split_once('+').unwrap_or_else(|| panic!("{line}"));
+            let mut parts = vec![serde_json::json!({"type": "text", "text": text})];
             for p in pictures.split('+') {
                 parts.push(serde_json::json!({"type": "image_url", "image_url": {"url": picture(p)}}));
             }

@@ -94,7 +94,7 @@ async fn usage_is_the_sum_of_all_rounds() {
     let total = |body: &str| serde_json::from_str::<Value>(body).unwrap()["usage"]["total_tokens"].clone();
     assert_eq!(total(&answered.answer.body("x", home.now())), 30);
     let TurnStart::Before { replay, .. } = home.tenure.turn(&ada(), ask()).await.unwrap() else {
-        panic!("it was done")
+        panic!("expected a stored response")
     };
     assert_eq!(total(&replay.body), 30);
     // One node crashes after its second answer, and another resumes the run.
@@ -384,7 +384,7 @@ async fn the_clients_own_tools() {
 #[tokio::test]
 async fn a_lost_answer_is_a_question_to_a_person() {
     for (decision, want, times) in [
-        (Decision::Approved, "tool: This was done, as a person has made sure.", 1),
+        (Decision::Approved, "tool: A reviewer confirmed that this call was executed.", 1),
         (Decision::Rejected, "tool: paid", 2),
     ] {
         let h = home(|_| ()).await;
@@ -393,7 +393,11 @@ async fn a_lost_answer_is_a_question_to_a_person() {
         assert!(turn_of(&h.tenure, question("Pay"), &model, &lossy).await.unwrap().waiting);
         let s = x(&h.tenure).await;
         assert_eq!(s.status, Status::Paused);
-        assert_eq!(talk(&s)[2..], ["tool: [the tool's answer was lost: the line broke]"], "looking again does no harm");
+        assert_eq!(
+            talk(&s)[2..],
+            ["tool: [the result of the tool call was lost: the line broke]"],
+            "looking again does no harm"
+        );
         let asked = &s.open_reviews().next().unwrap().opened;
         assert_eq!((asked.lost, asked.step.as_str(), &asked.detail["arguments"]), (true, "pay", &json!({"n": 1})));
         let review = asked.review.clone();
@@ -512,7 +516,7 @@ async fn a_key_whose_run_was_taken_over_is_answered_once() {
     take_over(&h.tenure, &model, &tools).await.pop().unwrap().unwrap();
     let before = x(&h.tenure).await;
     let TurnStart::Before { replay, .. } = h.tenure.turn(&ada(), keyed()).await.unwrap() else {
-        panic!("it is done again")
+        panic!("the request was executed again")
     };
     let body = replay.body;
     assert!(body.contains("Done."), "{body}");

@@ -20,24 +20,24 @@ fn seen(page: &SearchPage) -> Vec<String> {
     page.found.iter().map(one).collect()
 }
 
-async fn found(tenure: &Tenure, who: &Principal, text: &str) -> Vec<String> {
-    let page = tenure.search_sessions(who, &search(text)).await.unwrap();
+async fn found(tenure: &Tenure, principal: &Principal, text: &str) -> Vec<String> {
+    let page = tenure.search_sessions(principal, &search(text)).await.unwrap();
     assert_eq!((page.next.as_ref(), page.damaged.len()), (None, 0));
     seen(&page)
 }
 
 /// Reads all pages of a search and checks each against its bounds.
-async fn all_pages(tenure: &Tenure, who: &Principal, mut search: SearchRequest) -> Vec<String> {
+async fn all_pages(tenure: &Tenure, principal: &Principal, mut search: SearchRequest) -> Vec<String> {
     let mut all = Vec::new();
     for _ in 0..10_000 {
-        let page = tenure.search_sessions(who, &search).await.unwrap();
+        let page = tenure.search_sessions(principal, &search).await.unwrap();
         assert!(page.found.len() <= search.query.limit && page.looked_at <= search.max_sessions + 1);
         all.extend(seen(&page));
         // Cursors round-trip through text.
         let Some(next) = page.next else { return all };
         search.cursor = Some(next.to_string().parse().unwrap());
     }
-    panic!("it does not end");
+    panic!("pagination does not terminate");
 }
 
 #[tokio::test]
@@ -77,10 +77,10 @@ on_every_store! {
     async fn people_find_what_is_theirs(home: &mut Home) {
         let t = &home.tenure;
         let (eve, stranger) = (Principal::new("acme", "eve").unwrap(), Principal::tenant_wide("other").unwrap());
-        for (who, name) in [(&ada(), "a1"), (&eve, "e1"), (&ada(), "a2")] {
-            t.create(who, NewSession { title: Some(format!("The ferry of {name}")), ..named(name) }).await.unwrap();
-            t.append(who, &id(name), turn(1)).await.unwrap();
-            t.append(who, &id(name), vec![Message::user("The FERRY to Döver"), call("c9", "ferry")]).await.unwrap();
+        for (principal, name) in [(&ada(), "a1"), (&eve, "e1"), (&ada(), "a2")] {
+            t.create(principal, NewSession { title: Some(format!("The ferry of {name}")), ..named(name) }).await.unwrap();
+            t.append(principal, &id(name), turn(1)).await.unwrap();
+            t.append(principal, &id(name), vec![Message::user("The FERRY to Döver"), call("c9", "ferry")]).await.unwrap();
             home.pass(SignedDuration::from_secs(1));
         }
         let of = |name: &str| [format!("{name}/title ferry"), format!("{name}/5 ferry"), format!("{name}/4 FERRY")];
@@ -112,17 +112,17 @@ on_every_store! {
 
     /// Discarded messages are not found; messages inherited from a parent are.
     async fn what_is_gone_is_not_found(home: &mut Home) {
-        let (t, who) = (&home.tenure, ada());
-        t.create(&who, named("a")).await.unwrap();
+        let (t, principal) = (&home.tenure, ada());
+        t.create(&principal, named("a")).await.unwrap();
         for n in 0..4 {
-            t.append(&who, &id("a"), turn(n)).await.unwrap();
+            t.append(&principal, &id("a"), turn(n)).await.unwrap();
         }
-        t.fork(&who, &id("a"), Point::Turn(3), Some(id("b"))).await.unwrap();
-        t.append(&who, &id("b"), turn(7)).await.unwrap();
-        t.rewind(&who, &id("a"), Point::Turn(1)).await.unwrap();
-        t.append(&who, &id("a"), turn(8)).await.unwrap();
+        t.fork(&principal, &id("a"), Point::Turn(3), Some(id("b"))).await.unwrap();
+        t.append(&principal, &id("b"), turn(7)).await.unwrap();
+        t.rewind(&principal, &id("a"), Point::Turn(1)).await.unwrap();
+        t.append(&principal, &id("a"), turn(8)).await.unwrap();
         let sorted = async |text: &str| {
-            let mut found = found(t, &who, text).await;
+            let mut found = found(t, &principal, text).await;
             found.sort();
             found
         };
@@ -132,19 +132,19 @@ on_every_store! {
         assert_eq!(sorted("answer 8").await, ["a/7 answer+8"]);
         assert_eq!(sorted("answer 7").await, ["b/15 answer+7"]);
         // Rewind into the part shared with the parent.
-        t.rewind(&who, &id("b"), Point::Position(5)).await.unwrap();
-        t.append(&who, &id("b"), vec![Message::assistant("question 2 was never asked")]).await.unwrap();
+        t.rewind(&principal, &id("b"), Point::Position(5)).await.unwrap();
+        t.append(&principal, &id("b"), vec![Message::assistant("question 2 was never asked")]).await.unwrap();
         assert_eq!(sorted("question 2").await, ["b/5 question+2"]);
         // Purge the parent; the fork keeps the records it needs.
-        t.purge(&who, &id("a")).await.unwrap();
+        t.purge(&principal, &id("a")).await.unwrap();
         assert_eq!(sorted("question 0").await, ["b/0 question+0"]);
         assert_eq!(sorted("answer 8").await, Vec::<String>::new());
-        t.delete(&who, &id("b")).await.unwrap();
+        t.delete(&principal, &id("b")).await.unwrap();
         assert_eq!(sorted("question").await, Vec::<String>::new());
         let mut deleted = search("question");
         deleted.query.status = vec![Status::Deleted];
-        assert_eq!(t.search_sessions(&who, &deleted).await.unwrap().found.len(), 3);
-        t.restore(&who, &id("b")).await.unwrap();
+        assert_eq!(t.search_sessions(&principal, &deleted).await.unwrap().found.len(), 3);
+        t.restore(&principal, &id("b")).await.unwrap();
         assert_eq!(sorted("question").await.len(), 3);
         home.pass(SignedDuration::from_hours(24 * 8));
         assert_eq!(sorted("question").await, Vec::<String>::new(), "it has expired, although nobody has swept");
@@ -152,7 +152,7 @@ on_every_store! {
 
     /// Pages of any size add up to the same hits, which equal those of a naive search.
     async fn pages_add_up(home: &mut Home) {
-        let (t, who) = (&home.tenure, ada());
+        let (t, principal) = (&home.tenure, ada());
         let (words, mut seed) = (["alpha", "beta", "gamma", "delta", "Épsilon"], 7u64);
         let mut dice = |n: u64| {
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -161,12 +161,12 @@ on_every_store! {
         let mut want: Vec<String> = Vec::new();
         for s in 0..12 {
             let name = id(&format!("s{s:02}"));
-            t.create(&who, named(name.as_str())).await.unwrap();
+            t.create(&principal, named(name.as_str())).await.unwrap();
             let said: Vec<Vec<&str>> =
                 (0..dice(150)).map(|_| (0..4).map(|_| words[dice(5) as usize]).collect()).collect();
             let messages: Vec<Message> = said.iter().map(|w| Message::user(&w.join(", "))).collect();
             for some in messages.chunks(40) {
-                t.append(&who, &name, some.to_vec()).await.unwrap();
+                t.append(&principal, &name, some.to_vec()).await.unwrap();
             }
             let both = |w: &[&str]| w.contains(&"beta") && w.contains(&"Épsilon");
             let here = said.iter().enumerate().rev().filter(|(_, w)| both(w)).map(|(i, _)| format!("{name}/{i}"));
@@ -179,19 +179,19 @@ on_every_store! {
             [(100, 500, 16 << 20), (1, 500, 16 << 20), (7, 1, 16 << 20), (100, 500, 1), (13, 3, 5000)]
         {
             let small = SearchRequest { max_sessions, max_bytes, ..SearchRequest::new("EPSILON beta", limit) };
-            assert_eq!(places(all_pages(t, &who, small).await), want, "{limit} {max_sessions} {max_bytes}");
+            assert_eq!(places(all_pages(t, &principal, small).await), want, "{limit} {max_sessions} {max_bytes}");
         }
         // Appends and rewinds between pages: no hit is duplicated, and no discarded message is
         // found.
         let mut first = SearchRequest::new("beta epsilon", 3);
-        let page = t.search_sessions(&who, &first).await.unwrap();
+        let page = t.search_sessions(&principal, &first).await.unwrap();
         let (newest, last) = (page.found[2].session_id.clone(), page.found[2].said.clone().unwrap());
-        t.append(&who, &newest, vec![Message::user("beta epsilon, new")]).await.unwrap();
+        t.append(&principal, &newest, vec![Message::user("beta epsilon, new")]).await.unwrap();
         first.cursor = page.next;
-        let rest = places(all_pages(t, &who, first.clone()).await);
+        let rest = places(all_pages(t, &principal, first.clone()).await);
         assert_eq!(rest, want[3..]);
-        t.rewind(&who, &newest, Point::Position(last.position / 2)).await.unwrap();
-        let rest = places(all_pages(t, &who, first).await);
+        t.rewind(&principal, &newest, Point::Position(last.position / 2)).await.unwrap();
+        let rest = places(all_pages(t, &principal, first).await);
         let still = |f: &&String| match f.split_once('/') {
             Some((s, position)) => s != newest.as_str() || position.parse::<usize>().unwrap() < last.position / 2,
             None => false,
@@ -203,15 +203,15 @@ on_every_store! {
     async fn redacted_words_are_not_found(home: &mut Home) {
         let rule = RedactionRule::new("email", r"[\w.]+@[\w.]+\w", None).unwrap();
         home.reopen_with(|options| options.redaction = vec![rule].try_into().unwrap()).await;
-        let (t, who) = (&home.tenure, ada());
-        t.create(&who, NewSession { title: Some("ann@example.com".into()), ..named("a") }).await.unwrap();
-        t.append(&who, &id("a"), vec![Message::user("the address is ann@example.com, she said")]).await.unwrap();
-        assert_eq!(found(t, &who, "example").await, Vec::<String>::new());
-        let page = t.search_sessions(&who, &search("address")).await.unwrap();
+        let (t, principal) = (&home.tenure, ada());
+        t.create(&principal, NewSession { title: Some("ann@example.com".into()), ..named("a") }).await.unwrap();
+        t.append(&principal, &id("a"), vec![Message::user("the address is ann@example.com, she said")]).await.unwrap();
+        assert_eq!(found(t, &principal, "example").await, Vec::<String>::new());
+        let page = t.search_sessions(&principal, &search("address")).await.unwrap();
         assert_eq!(page.found[0].snippet, "the address is [redacted: email], she said");
         assert_eq!(page.found[0].title.as_deref(), Some("[redacted: email]"));
         assert_eq!(t.redact("to ann@example.com").0, "to [redacted: email]");
-        let kept = t.load(&who, &id("a")).await.unwrap();
+        let kept = t.load(&principal, &id("a")).await.unwrap();
         assert!(kept.messages[0].message.text().contains("ann@example.com"), "what was given is given back");
     }
 }

@@ -54,7 +54,7 @@ mod postgres_schema {
         fn drop(&mut self) {
             // Keep the schema of a failed case for inspection.
             if std::thread::panicking() {
-                return eprintln!("the schema {} is kept", self.name);
+                return eprintln!("the schema {} was not dropped, for inspection", self.name);
             }
             let (server, sql) = (self.server.clone(), format!("drop schema {} cascade", self.name));
             let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -164,7 +164,7 @@ fn in_order(session: &Session) -> Vec<String> {
 fn compare(at: &str, mut got: Story, want: &Story, lost: usize) {
     let mut told = 0;
     for (got, want) in got.talk.iter_mut().zip(&want.talk) {
-        if got == "tool: This was done, as a person has made sure." && want.starts_with("tool: ") {
+        if got == "tool: A reviewer confirmed that this call was executed." && want.starts_with("tool: ") {
             told += 1;
             got.clone_from(want);
         }

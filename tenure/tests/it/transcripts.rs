@@ -21,7 +21,7 @@ fn bad_lines_are_reported_with_file_and_line() {
     assert_eq!(raw(&found.messages), [raw(&said), raw(&[Message::user("ok")])].concat());
     assert_eq!(found.problems.iter().map(|p| p.line).collect::<Vec<_>>(), [7, 8, 9, 11]);
     assert!(found.problems.iter().all(|p| p.path == file && !p.why.is_empty()));
-    assert!(found.problems[3].why.contains("torn"), "{:?}", found.problems);
+    assert!(found.problems[3].why.contains("incomplete"), "{:?}", found.problems);
     JsonlTranscript::write(&file, &said[..1]).unwrap();
     assert_eq!(read_transcript(&file).unwrap().messages, said[..1]);
     assert!(read_transcript(dir.path().join("none.jsonl")).is_err());
@@ -30,13 +30,15 @@ fn bad_lines_are_reported_with_file_and_line() {
 #[tokio::test]
 async fn files_of_the_jsonl_store_are_transcripts_too() {
     let home = Home::new("jsonl").await.unwrap();
-    let (t, who) = (&home.tenure, ada());
-    t.create(&who, named("a")).await.unwrap();
-    t.append(&who, &id("a"), [turn(1), vec![picture("see", "T"), Message::assistant("yes")]].concat()).await.unwrap();
-    t.cache_put(&who, &id("a"), "tool", &serde_json::json!({}), &serde_json::json!(1)).await.unwrap();
-    t.fork(&who, &id("a"), "turn-2", Some(id("b"))).await.unwrap();
-    t.rewind(&who, &id("a"), Point::Position(4)).await.unwrap();
-    t.append(&who, &id("b"), turn(3)).await.unwrap();
+    let (t, principal) = (&home.tenure, ada());
+    t.create(&principal, named("a")).await.unwrap();
+    t.append(&principal, &id("a"), [turn(1), vec![picture("see", "T"), Message::assistant("yes")]].concat())
+        .await
+        .unwrap();
+    t.cache_put(&principal, &id("a"), "tool", &serde_json::json!({}), &serde_json::json!(1)).await.unwrap();
+    t.fork(&principal, &id("a"), "turn-2", Some(id("b"))).await.unwrap();
+    t.rewind(&principal, &id("a"), Point::Position(4)).await.unwrap();
+    t.append(&principal, &id("b"), turn(3)).await.unwrap();
     let mut found = Vec::new();
     for transcript in iter_transcripts(home.dir.as_ref().unwrap().path()).unwrap() {
         let (path, transcript) = transcript.unwrap();
@@ -47,17 +49,17 @@ async fn files_of_the_jsonl_store_are_transcripts_too() {
     assert_eq!(found.len(), 2, "discarded messages are not a transcript of their own");
     for ((name, messages), (want, x)) in found.into_iter().zip(want) {
         assert_eq!(name, want);
-        assert_eq!(messages, texts(&t.load(&who, &x).await.unwrap()), "{name}");
+        assert_eq!(messages, texts(&t.load(&principal, &x).await.unwrap()), "{name}");
     }
     // When a parent is purged, one fork inherits its records and the others reference that fork
     // (D-001).
-    t.fork(&who, &id("b"), Point::Position(2), Some(id("c"))).await.unwrap();
-    t.append(&who, &id("c"), turn(7)).await.unwrap();
-    t.purge(&who, &id("a")).await.unwrap();
+    t.fork(&principal, &id("b"), Point::Position(2), Some(id("c"))).await.unwrap();
+    t.append(&principal, &id("c"), turn(7)).await.unwrap();
+    t.purge(&principal, &id("a")).await.unwrap();
     for transcript in iter_transcripts(home.dir.as_ref().unwrap().path()).unwrap() {
         let (path, transcript) = transcript.unwrap();
         let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
         assert_eq!(transcript.problems, [], "{name}");
-        assert_eq!(raw(&transcript.messages), texts(&t.load(&who, &id(&name)).await.unwrap()), "{name}");
+        assert_eq!(raw(&transcript.messages), texts(&t.load(&principal, &id(&name)).await.unwrap()), "{name}");
     }
 }

@@ -64,8 +64,8 @@ fn meaning(session: &Session) -> Value {
     })
 }
 
-async fn discarded(t: &Tenure, who: &Principal, session: &str) -> Value {
-    let all = t.discarded(who, &id(session)).await.unwrap();
+async fn discarded(t: &Tenure, principal: &Principal, session: &str) -> Value {
+    let all = t.discarded(principal, &id(session)).await.unwrap();
     all.iter().map(|d| json!([d.seq, d.at, d.position, d.messages])).collect()
 }
 
@@ -91,23 +91,23 @@ on_every_store! {
             assert_eq!((export.tenure, export.log.len() as u64), (2, home.tenure.head(&ada(), &id(session)).await.unwrap().seq));
             assert_eq!(export.blobs.len(), 1, "the one that is only in the discarded part");
             let here = home.tenure.load(&ada(), &id(session)).await.unwrap();
-            for (house, who) in [(&home.tenure, &ada()), (&there.tenure, &bob)] {
+            for (house, principal) in [(&home.tenure, &ada()), (&there.tenure, &bob)] {
                 let name = format!("{session}2");
-                house.import_new(who, &id(&name), &export).await.unwrap();
-                let copy = house.load(who, &id(&name)).await.unwrap();
+                house.import_new(principal, &id(&name), &export).await.unwrap();
+                let copy = house.load(principal, &id(&name)).await.unwrap();
                 assert_eq!(meaning(&copy), meaning(&here));
-                assert_eq!(discarded(house, who, &name).await, discarded(&home.tenure, &ada(), session).await);
-                assert_eq!((&copy.head().user, &copy.head().parent, copy.head().first), (&who.user, &None, 1));
+                assert_eq!(discarded(house, principal, &name).await, discarded(&home.tenure, &ada(), session).await);
+                assert_eq!((&copy.head().user, &copy.head().parent, copy.head().first), (&principal.user, &None, 1));
                 let near = copy.info.created_at.duration_since(here.info.created_at);
                 assert!(near.abs() < SignedDuration::from_millis(1), "{near:?}");
-                let (ours, theirs) = (home.tenure.audit(&ada(), &id(session)).await.unwrap(), house.audit(who, &id(&name)).await.unwrap());
+                let (ours, theirs) = (home.tenure.audit(&ada(), &id(session)).await.unwrap(), house.audit(principal, &id(&name)).await.unwrap());
                 assert_eq!((theirs.broken.clone(), theirs.decisions.len()), (None, ours.decisions.len()));
                 assert!(theirs.decisions.iter().zip(&ours.decisions).all(|(a, b)| a.hash == b.hash && a.imported && !b.imported));
                 for review in &copy.reviews {
-                    assert_eq!(house.review(who, &review.opened.review).await.unwrap().1, *review, "it is found by its new name");
+                    assert_eq!(house.review(principal, &review.opened.review).await.unwrap().1, *review, "it is found by its new name");
                 }
                 // An export of the copy is the same log and continues the same hash chain.
-                let again = sent(&house.export(who, &id(&name)).await.unwrap());
+                let again = sent(&house.export(principal, &id(&name)).await.unwrap());
                 assert_eq!((again.messages, again.log.len()), (export.messages.clone(), export.log.len()));
             }
         }
@@ -161,8 +161,8 @@ on_every_store! {
             t.append(&ada(), &name(1), turn(2)).await.unwrap();
             t.fork(&ada(), &name(1), Point::End, None).await.unwrap();
             assert_eq!(t.imported_before(&ada(), &export).await.unwrap().len(), 2);
-            for who in [Principal::new("acme", "bob"), Principal::tenant_wide("other")] {
-                assert_eq!(t.imported_before(&who.unwrap(), &export).await.unwrap(), []);
+            for principal in [Principal::new("acme", "bob"), Principal::tenant_wide("other")] {
+                assert_eq!(t.imported_before(&principal.unwrap(), &export).await.unwrap(), []);
             }
             let other = Export { title: Some("other".into()), ..export.clone() };
             assert_eq!(t.imported_before(&ada(), &other).await.unwrap(), []);

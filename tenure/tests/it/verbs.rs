@@ -11,8 +11,8 @@ on_every_store! {
     /// (D-013).
     async fn a_text_is_kept_until_something_changes(home: &mut Home) {
         let (here, there) = (home.tenure.clone(), Tenure::on(home.tenure.store().clone(), Options { clock: home.clock.clone(), ..Options::default() }));
-        let (who, s) = (ada(), id("s"));
-        here.create(&who, named("s")).await.unwrap();
+        let (principal, s) = (ada(), id("s"));
+        here.create(&principal, named("s")).await.unwrap();
         let made = std::sync::atomic::AtomicUsize::new(0);
         let make = |s: &Session| {
             made.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
@@ -24,16 +24,16 @@ on_every_store! {
         for step in 0..6 {
             match step {
                 0 => {}
-                1 => drop(here.append(&who, &s, one("one")).await.unwrap()),
-                2 => drop(there.append(&who, &s, one("two")).await.unwrap()),
-                3 => drop(here.update(&who, &s, SessionPatch { title: Patch::Set("new".to_owned()), ..SessionPatch::default() }).await.unwrap()),
-                4 => drop(there.rewind(&who, &s, Point::Position(1)).await.unwrap()),
-                _ => drop(here.pause(&who, &s, None).await.unwrap()),
+                1 => drop(here.append(&principal, &s, one("one")).await.unwrap()),
+                2 => drop(there.append(&principal, &s, one("two")).await.unwrap()),
+                3 => drop(here.update(&principal, &s, SessionPatch { title: Patch::Set("new".to_owned()), ..SessionPatch::default() }).await.unwrap()),
+                4 => drop(there.rewind(&principal, &s, Point::Position(1)).await.unwrap()),
+                _ => drop(here.pause(&principal, &s, None).await.unwrap()),
             }
             let before = made.load(std::sync::atomic::Ordering::SeqCst);
             for _ in 0..3 {
-                let (seq, text) = here.text(&who, &s, make).await.unwrap();
-                assert_eq!(seq, there.head(&who, &s).await.unwrap().seq);
+                let (seq, text) = here.text(&principal, &s, make).await.unwrap();
+                assert_eq!(seq, there.head(&principal, &s).await.unwrap().seq);
                 seen.push(text.to_string());
             }
             assert_eq!(made.load(std::sync::atomic::Ordering::SeqCst) - before, 1, "step {step}");
@@ -111,31 +111,31 @@ on_every_store! {
     /// Paused sessions reject messages, deleted ones can be restored, purged ones cannot.
     async fn status(home: &mut Home) {
         let t = &home.tenure;
-        let (who, x) = (ada(), id("x"));
-        t.create(&who, named("x")).await.unwrap();
-        t.append(&who, &x, turn(1)).await.unwrap();
-        assert_eq!(t.pause(&who, &x, Some("review")).await.unwrap().status, Status::Paused);
-        assert_eq!(t.append(&who, &x, turn(2)).await.unwrap_err().code(), "paused");
-        assert_eq!(t.load(&who, &x).await.unwrap().status, Status::Paused);
-        assert_eq!(t.activate(&who, &x).await.unwrap().status, Status::Active);
-        t.append(&who, &x, turn(2)).await.unwrap();
-        assert!(t.delete(&who, &x).await.unwrap());
-        assert!(t.delete(&who, &x).await.unwrap(), "deleting again is fine");
-        for error in [t.load(&who, &x).await.unwrap_err(), t.append(&who, &x, turn(3)).await.unwrap_err()] {
+        let (principal, x) = (ada(), id("x"));
+        t.create(&principal, named("x")).await.unwrap();
+        t.append(&principal, &x, turn(1)).await.unwrap();
+        assert_eq!(t.pause(&principal, &x, Some("review")).await.unwrap().status, Status::Paused);
+        assert_eq!(t.append(&principal, &x, turn(2)).await.unwrap_err().code(), "paused");
+        assert_eq!(t.load(&principal, &x).await.unwrap().status, Status::Paused);
+        assert_eq!(t.activate(&principal, &x).await.unwrap().status, Status::Active);
+        t.append(&principal, &x, turn(2)).await.unwrap();
+        assert!(t.delete(&principal, &x).await.unwrap());
+        assert!(t.delete(&principal, &x).await.unwrap(), "deleting again is fine");
+        for error in [t.load(&principal, &x).await.unwrap_err(), t.append(&principal, &x, turn(3)).await.unwrap_err()] {
             assert_eq!(error.code(), "gone");
             assert!(error.to_string().contains("deleted") && error.to_string().contains("restore"), "{error}");
         }
-        assert_eq!(t.pause(&who, &x, None).await.unwrap_err().code(), "gone");
-        assert_eq!(t.activate(&who, &x).await.unwrap_err().code(), "gone");
-        assert!(t.list(&who, SessionQuery::new(OwnerFilter::Everyone, 10)).await.unwrap().heads.is_empty());
-        assert_eq!(t.restore(&who, &x).await.unwrap().status, Status::Active);
-        assert_eq!(t.load(&who, &x).await.unwrap().messages.len(), 8);
-        assert!(t.purge(&who, &x).await.unwrap());
-        assert!(!t.purge(&who, &x).await.unwrap());
-        assert_eq!(t.load(&who, &x).await.unwrap_err().code(), "not_found");
-        assert!(!t.delete(&who, &x).await.unwrap());
-        t.create(&who, named("x")).await.unwrap();
-        assert!(t.load(&who, &x).await.unwrap().messages.is_empty());
+        assert_eq!(t.pause(&principal, &x, None).await.unwrap_err().code(), "gone");
+        assert_eq!(t.activate(&principal, &x).await.unwrap_err().code(), "gone");
+        assert!(t.list(&principal, SessionQuery::new(OwnerFilter::Everyone, 10)).await.unwrap().heads.is_empty());
+        assert_eq!(t.restore(&principal, &x).await.unwrap().status, Status::Active);
+        assert_eq!(t.load(&principal, &x).await.unwrap().messages.len(), 8);
+        assert!(t.purge(&principal, &x).await.unwrap());
+        assert!(!t.purge(&principal, &x).await.unwrap());
+        assert_eq!(t.load(&principal, &x).await.unwrap_err().code(), "not_found");
+        assert!(!t.delete(&principal, &x).await.unwrap());
+        t.create(&principal, named("x")).await.unwrap();
+        assert!(t.load(&principal, &x).await.unwrap().messages.is_empty());
     }
 
     /// Lists are ordered newest first, paged, and contain only live sessions by default.
@@ -178,60 +178,60 @@ on_every_store! {
     /// Checkpoints are addressed by label, position and turn; discarded messages stay readable.
     async fn checkpoints_and_rewind(home: &mut Home) {
         let t = &home.tenure;
-        let (who, x) = (ada(), id("x"));
-        t.create(&who, named("x")).await.unwrap();
-        t.append(&who, &x, turn(1)).await.unwrap();
-        let made = t.checkpoint(&who, &x, Some(CheckpointLabel::new("before").unwrap())).await.unwrap();
+        let (principal, x) = (ada(), id("x"));
+        t.create(&principal, named("x")).await.unwrap();
+        t.append(&principal, &x, turn(1)).await.unwrap();
+        let made = t.checkpoint(&principal, &x, Some(CheckpointLabel::new("before").unwrap())).await.unwrap();
         assert_eq!((made.position, made.auto), (4, false));
-        assert!(t.checkpoint(&who, &x, None).await.unwrap().auto);
-        t.append(&who, &x, turn(2)).await.unwrap();
-        t.append(&who, &x, turn(3)).await.unwrap();
-        assert_eq!(t.checkpoints(&who, &x).await.unwrap().len(), 5);
-        assert_eq!(t.rewind(&who, &x, Point::Turn(2)).await.unwrap().discarded, 4);
-        assert_eq!(t.rewind(&who, &x, "before").await.unwrap(), RewindResult { seq: 20, position: 4, discarded: 4 });
-        let s = t.load(&who, &x).await.unwrap();
+        assert!(t.checkpoint(&principal, &x, None).await.unwrap().auto);
+        t.append(&principal, &x, turn(2)).await.unwrap();
+        t.append(&principal, &x, turn(3)).await.unwrap();
+        assert_eq!(t.checkpoints(&principal, &x).await.unwrap().len(), 5);
+        assert_eq!(t.rewind(&principal, &x, Point::Turn(2)).await.unwrap().discarded, 4);
+        assert_eq!(t.rewind(&principal, &x, "before").await.unwrap(), RewindResult { seq: 20, position: 4, discarded: 4 });
+        let s = t.load(&principal, &x).await.unwrap();
         assert_eq!(texts(&s), raw(&turn(1)));
         assert_eq!(labels(&s), [("turn-1".into(), 4), ("before".into(), 4)]);
-        t.append(&who, &x, turn(4)).await.unwrap();
-        t.rewind(&who, &x, Point::Position(6)).await.unwrap();
-        let gone = t.discarded(&who, &x).await.unwrap();
+        t.append(&principal, &x, turn(4)).await.unwrap();
+        t.rewind(&principal, &x, Point::Position(6)).await.unwrap();
+        let gone = t.discarded(&principal, &x).await.unwrap();
         let gone: Vec<Vec<String>> = gone.iter().map(|d| d.messages.iter().map(|m| m.message.as_str().to_owned()).collect()).collect();
         assert_eq!(gone, [raw(&turn(3)), raw(&turn(2)), raw(&turn(4)[2..])]);
         home.reopen().await;
         let t = &home.tenure;
-        let s = t.load(&who, &x).await.unwrap();
+        let s = t.load(&principal, &x).await.unwrap();
         assert_eq!(texts(&s), raw(&[turn(1), turn(4)[..2].to_vec()].concat()));
-        assert_eq!(t.tail(&who, &x, 3).await.unwrap(), s.messages[3..]);
+        assert_eq!(t.tail(&principal, &x, 3).await.unwrap(), s.messages[3..]);
         for bad in [Point::Position(7), Point::Turn(9), Point::from("nope"), Point::Seq(999)] {
-            let error = t.rewind(&who, &x, bad).await.unwrap_err();
+            let error = t.rewind(&principal, &x, bad).await.unwrap_err();
             assert_eq!(error.code(), "no_such_point", "{error}");
         }
-        assert_eq!(t.rewind(&who, &x, Point::End).await.unwrap().discarded, 0);
-        assert_eq!(t.rewind(&who, &x, Point::Position(0)).await.unwrap().position, 0);
-        assert_eq!(t.load(&who, &x).await.unwrap().mark, LogDigest::default());
-        let resumed = t.resume(&who, &x, Point::End).await.unwrap();
+        assert_eq!(t.rewind(&principal, &x, Point::End).await.unwrap().discarded, 0);
+        assert_eq!(t.rewind(&principal, &x, Point::Position(0)).await.unwrap().position, 0);
+        assert_eq!(t.load(&principal, &x).await.unwrap().mark, LogDigest::default());
+        let resumed = t.resume(&principal, &x, Point::End).await.unwrap();
         assert!(resumed.messages.is_empty());
     }
 
     /// Invariant 7: changes to a parent or a fork never affect the other.
     async fn parent_and_fork_never_change_each_other(home: &mut Home) {
         let t = &home.tenure;
-        let (who, p) = (ada(), id("p"));
-        t.create(&who, NewSession { title: Some("parent".into()), ..named("p") }).await.unwrap();
+        let (principal, p) = (ada(), id("p"));
+        t.create(&principal, NewSession { title: Some("parent".into()), ..named("p") }).await.unwrap();
         for n in 1..=3 {
-            t.append(&who, &p, turn(n)).await.unwrap();
+            t.append(&principal, &p, turn(n)).await.unwrap();
         }
-        t.append(&who, &p, vec![picture("look", "Z"), Message::assistant("nice")]).await.unwrap();
-        let parent = t.load(&who, &p).await.unwrap();
-        t.fork(&who, &p, "turn-2", Some(id("a"))).await.unwrap();
-        t.fork(&who, &p, Point::End, Some(id("b"))).await.unwrap();
-        t.append(&who, &id("b"), turn(9)).await.unwrap();
-        t.fork(&who, &id("b"), Point::Turn(1), Some(id("c"))).await.unwrap(); // in the part shared with its parent
-        t.fork(&who, &id("b"), Point::End, Some(id("d"))).await.unwrap();
-        t.append(&who, &id("a"), turn(8)).await.unwrap();
-        t.rewind(&who, &id("b"), Point::Turn(2)).await.unwrap();
-        t.rewind(&who, &p, Point::Position(0)).await.unwrap();
-        t.append(&who, &p, turn(7)).await.unwrap();
+        t.append(&principal, &p, vec![picture("look", "Z"), Message::assistant("nice")]).await.unwrap();
+        let parent = t.load(&principal, &p).await.unwrap();
+        t.fork(&principal, &p, "turn-2", Some(id("a"))).await.unwrap();
+        t.fork(&principal, &p, Point::End, Some(id("b"))).await.unwrap();
+        t.append(&principal, &id("b"), turn(9)).await.unwrap();
+        t.fork(&principal, &id("b"), Point::Turn(1), Some(id("c"))).await.unwrap(); // in the part shared with its parent
+        t.fork(&principal, &id("b"), Point::End, Some(id("d"))).await.unwrap();
+        t.append(&principal, &id("a"), turn(8)).await.unwrap();
+        t.rewind(&principal, &id("b"), Point::Turn(2)).await.unwrap();
+        t.rewind(&principal, &p, Point::Position(0)).await.unwrap();
+        t.append(&principal, &p, turn(7)).await.unwrap();
         let want = |parts: &[Vec<Message>]| raw(&parts.concat());
         let all = parent.messages.iter().map(|m| m.message.clone()).collect::<Vec<_>>();
         let expected = [
@@ -243,53 +243,53 @@ on_every_store! {
         ];
         for round in 0..3 {
             for (name, texts_wanted) in &expected {
-                let s = home.tenure.load(&who, &id(name)).await;
+                let s = home.tenure.load(&principal, &id(name)).await;
                 if round == 2 && *name == "p" {
                     assert_eq!(s.unwrap_err().code(), "not_found");
                     continue;
                 }
                 let s = s.unwrap();
                 assert_eq!(&texts(&s), texts_wanted, "{name}, round {round}");
-                let tail = home.tenure.tail(&who, &id(name), 100).await.unwrap();
+                let tail = home.tenure.tail(&principal, &id(name), 100).await.unwrap();
                 assert_eq!(tail, s.messages, "{name}, round {round}");
             }
             match round {
                 0 => home.reopen().await,
                 // Records that the forks need survive the purge of their parent (D-001).
-                _ => drop(home.tenure.purge(&who, &p).await.unwrap()),
+                _ => drop(home.tenure.purge(&principal, &p).await.unwrap()),
             }
         }
-        assert_eq!(home.tenure.load(&who, &id("d")).await.unwrap().info.title.as_deref(), Some("parent"));
+        assert_eq!(home.tenure.load(&principal, &id("d")).await.unwrap().info.title.as_deref(), Some("parent"));
         for name in ["b", "a", "d", "c"] {
-            home.tenure.append(&who, &id(name), turn(20)).await.unwrap();
-            assert!(home.tenure.purge(&who, &id(name)).await.unwrap());
+            home.tenure.append(&principal, &id(name), turn(20)).await.unwrap();
+            assert!(home.tenure.purge(&principal, &id(name)).await.unwrap());
         }
-        assert!(home.tenure.list(&who, SessionQuery::new(OwnerFilter::Everyone, 9)).await.unwrap().heads.is_empty());
-        assert_eq!(home.tenure.fork(&who, &p, Point::End, None).await.unwrap_err().code(), "not_found");
+        assert!(home.tenure.list(&principal, SessionQuery::new(OwnerFilter::Everyone, 9)).await.unwrap().heads.is_empty());
+        assert_eq!(home.tenure.fork(&principal, &p, Point::End, None).await.unwrap_err().code(), "not_found");
     }
 
     /// A new session under a purged parent's id is a different session; the fork does not use it as
     /// its parent.
     async fn a_fork_outlives_a_parent_of_the_same_name(home: &mut Home) {
-        let (t, who) = (&home.tenure, ada());
-        t.create(&who, named("p")).await.unwrap();
-        t.append(&who, &id("p"), turn(1)).await.unwrap();
-        t.fork(&who, &id("p"), Point::End, Some(id("f"))).await.unwrap();
-        t.append(&who, &id("f"), turn(2)).await.unwrap();
-        t.purge(&who, &id("p")).await.unwrap();
-        t.create(&who, named("p")).await.unwrap();
+        let (t, principal) = (&home.tenure, ada());
+        t.create(&principal, named("p")).await.unwrap();
+        t.append(&principal, &id("p"), turn(1)).await.unwrap();
+        t.fork(&principal, &id("p"), Point::End, Some(id("f"))).await.unwrap();
+        t.append(&principal, &id("f"), turn(2)).await.unwrap();
+        t.purge(&principal, &id("p")).await.unwrap();
+        t.create(&principal, named("p")).await.unwrap();
         for n in 5..9 {
-            t.append(&who, &id("p"), turn(n)).await.unwrap();
+            t.append(&principal, &id("p"), turn(n)).await.unwrap();
         }
-        t.rewind(&who, &id("f"), Point::Position(6)).await.unwrap();
-        assert_eq!(texts(&t.load(&who, &id("f")).await.unwrap()), raw(&[turn(1), turn(2)[..2].to_vec()].concat()));
-        assert_eq!(t.tail(&who, &id("f"), usize::MAX).await.unwrap().len(), 6);
+        t.rewind(&principal, &id("f"), Point::Position(6)).await.unwrap();
+        assert_eq!(texts(&t.load(&principal, &id("f")).await.unwrap()), raw(&[turn(1), turn(2)[..2].to_vec()].concat()));
+        assert_eq!(t.tail(&principal, &id("f"), usize::MAX).await.unwrap().len(), 6);
         // Saving a loaded session fails if it was paused in the meantime.
-        let mut s = t.load(&who, &id("f")).await.unwrap();
-        t.pause(&who, &id("f"), None).await.unwrap();
+        let mut s = t.load(&principal, &id("f")).await.unwrap();
+        t.pause(&principal, &id("f"), None).await.unwrap();
         s.push(Message::user("late"), home.now());
         assert_eq!(s.save(t).await.unwrap_err().code(), "conflict");
-        let mut s = t.load(&who, &id("f")).await.unwrap();
+        let mut s = t.load(&principal, &id("f")).await.unwrap();
         s.push(Message::user("late"), home.now());
         assert_eq!(s.save(t).await.unwrap_err().code(), "paused");
     }
@@ -297,23 +297,23 @@ on_every_store! {
     /// Loading, editing and saving a session: a stale save fails and changes nothing.
     async fn a_session_in_hand(home: &mut Home) {
         let t = &home.tenure;
-        let (who, x) = (ada(), id("x"));
-        t.create(&who, named("x")).await.unwrap();
-        t.append(&who, &x, turn(1)).await.unwrap();
-        let mut s = Session::load(t, &who, &x).await.unwrap();
+        let (principal, x) = (ada(), id("x"));
+        t.create(&principal, named("x")).await.unwrap();
+        t.append(&principal, &x, turn(1)).await.unwrap();
+        let mut s = Session::load(t, &principal, &x).await.unwrap();
         s.push(Message::user("more"), home.now());
         let checkpoint = s.add_checkpoint("here", home.now()).unwrap();
         s.push(picture("see", "Q"), home.now());
         assert!(s.add_checkpoint("12", home.now()).is_err(), "digits alone are a position");
         s.save(t).await.unwrap();
         assert!(!s.is_changed());
-        let loaded = Session::load(t, &who, &x).await.unwrap();
+        let loaded = Session::load(t, &principal, &x).await.unwrap();
         assert_eq!((texts(&loaded), labels(&loaded)), (texts(&s), labels(&s)));
         let mut late = loaded.clone();
-        t.append(&who, &x, vec![Message::assistant("meanwhile")]).await.unwrap();
+        t.append(&principal, &x, vec![Message::assistant("meanwhile")]).await.unwrap();
         late.truncate_to("here", home.now()).unwrap();
         assert_eq!(late.save(t).await.unwrap_err().code(), "conflict");
-        let mut s = Session::load(t, &who, &x).await.unwrap();
+        let mut s = Session::load(t, &principal, &x).await.unwrap();
         assert_eq!(s.messages.len(), 7);
         s.truncate_to(&checkpoint, home.now()).unwrap();
         assert_eq!(s.messages.len(), 5);
@@ -322,14 +322,14 @@ on_every_store! {
         assert_eq!(fork.messages.len(), 4);
         fork.push(Message::user("another way"), home.now());
         fork.save(t).await.unwrap();
-        assert_eq!(t.load(&who, &id("f")).await.unwrap().messages.len(), 5);
+        assert_eq!(t.load(&principal, &id("f")).await.unwrap().messages.len(), 5);
         // A fork at a point in the part that its source shares with its own parent.
-        let fork = t.load(&who, &id("f")).await.unwrap();
+        let fork = t.load(&principal, &id("f")).await.unwrap();
         let mut second = fork_session(&fork, Point::Position(2), id("g"), home.now()).unwrap();
         second.save(t).await.unwrap();
-        assert_eq!(texts(&t.load(&who, &id("g")).await.unwrap()), raw(&turn(1)[..2]));
-        assert_eq!(list_checkpoints(t, &who, &x).await.unwrap().len(), 2);
-        let resumed = resume_session(t, &who, &x, "turn-1").await.unwrap();
+        assert_eq!(texts(&t.load(&principal, &id("g")).await.unwrap()), raw(&turn(1)[..2]));
+        assert_eq!(list_checkpoints(t, &principal, &x).await.unwrap().len(), 2);
+        let resumed = resume_session(t, &principal, &x, "turn-1").await.unwrap();
         assert_eq!(resumed.messages.len(), 4);
         let made = make_checkpoints(&resumed.messages);
         let made: Vec<_> = made.iter().map(|c| (c.label.as_str(), c.position, c.auto)).collect();
@@ -347,37 +347,37 @@ on_every_store! {
     /// replaces it without destroying anything.
     async fn export_and_import(home: &mut Home) {
         let t = &home.tenure;
-        let (who, x) = (ada(), id("x"));
+        let (principal, x) = (ada(), id("x"));
         let metadata = json!({"k": {"deep": 1}, "gone": true}).as_object().unwrap().clone();
-        t.create(&who, NewSession { metadata, title: Some("T".into()), ..named("x") }).await.unwrap();
-        t.append(&who, &x, [turn(1), vec![picture("see", "P")]].concat()).await.unwrap();
-        t.checkpoint(&who, &x, Some(CheckpointLabel::new("mid").unwrap())).await.unwrap();
-        t.append(&who, &x, turn(2)).await.unwrap();
-        let export = t.export(&who, &x).await.unwrap();
+        t.create(&principal, NewSession { metadata, title: Some("T".into()), ..named("x") }).await.unwrap();
+        t.append(&principal, &x, [turn(1), vec![picture("see", "P")]].concat()).await.unwrap();
+        t.checkpoint(&principal, &x, Some(CheckpointLabel::new("mid").unwrap())).await.unwrap();
+        t.append(&principal, &x, turn(2)).await.unwrap();
+        let export = t.export(&principal, &x).await.unwrap();
         let text = serde_json::to_string(&export).unwrap();
         let export: Export = serde_json::from_str(&text).unwrap();
-        let before = t.load(&who, &x).await.unwrap();
+        let before = t.load(&principal, &x).await.unwrap();
         for target in ["y", "x"] {
-            t.append(&who, &x, turn(3)).await.unwrap();
-            t.update(&who, &x, SessionPatch { metadata: json!({"k": {"other": 2}}).as_object().unwrap().clone(), ..SessionPatch::default() }).await.unwrap();
-            t.import(&who, &id(target), export.clone()).await.unwrap();
-            let after = t.load(&who, &id(target)).await.unwrap();
+            t.append(&principal, &x, turn(3)).await.unwrap();
+            t.update(&principal, &x, SessionPatch { metadata: json!({"k": {"other": 2}}).as_object().unwrap().clone(), ..SessionPatch::default() }).await.unwrap();
+            t.import(&principal, &id(target), export.clone()).await.unwrap();
+            let after = t.load(&principal, &id(target)).await.unwrap();
             assert_eq!(texts(&after), texts(&before), "{target}");
             assert_eq!(labels(&after), labels(&before), "{target}");
             assert_eq!((&after.info.title, &after.info.metadata), (&before.info.title, &before.info.metadata), "{target}");
             assert_eq!(after.mark, before.mark);
         }
-        assert_eq!(t.discarded(&who, &x).await.unwrap().len(), 1);
-        t.delete(&who, &id("y")).await.unwrap();
+        assert_eq!(t.discarded(&principal, &x).await.unwrap().len(), 1);
+        t.delete(&principal, &id("y")).await.unwrap();
         let over = Export { messages: turn(9), ..Export::default() };
-        assert_eq!(t.import(&who, &id("y"), over).await.unwrap_err().code(), "gone", "a deleted session is not replaced");
-        t.restore(&who, &id("y")).await.unwrap();
-        t.import(&who, &id("y"), Export { messages: turn(9), ..Export::default() }).await.unwrap();
-        assert_eq!(texts(&t.load(&who, &id("y")).await.unwrap()), raw(&turn(9)));
+        assert_eq!(t.import(&principal, &id("y"), over).await.unwrap_err().code(), "gone", "a deleted session is not replaced");
+        t.restore(&principal, &id("y")).await.unwrap();
+        t.import(&principal, &id("y"), Export { messages: turn(9), ..Export::default() }).await.unwrap();
+        assert_eq!(texts(&t.load(&principal, &id("y")).await.unwrap()), raw(&turn(9)));
         let bob = Principal::new("acme", "bob").unwrap();
         assert_eq!(t.import(&bob, &x, export.clone()).await.unwrap_err().code(), "exists");
         let newer = Export { tenure: EXPORT_FORMAT + 1, ..export };
-        assert_eq!(t.import(&who, &x, newer).await.unwrap_err().code(), "newer_format");
+        assert_eq!(t.import(&principal, &x, newer).await.unwrap_err().code(), "newer_format");
     }
 
     /// Cached tool results expire after an hour, are evicted by least recent use, belong to one
@@ -386,12 +386,12 @@ on_every_store! {
         let cache = CacheConfig { max_entries: Some(2), ..CacheConfig::default() };
         let small = Assistant { name: "small".into(), cache, ..Assistant::default() };
         home.tenure.put_assistant(&Principal::tenant_wide("acme").unwrap(), small).await.unwrap();
-        let (who, x) = (ada(), id("x"));
-        home.tenure.create(&who, NewSession { assistant: Some("small".into()), ..named("x") }).await.unwrap();
-        home.tenure.create(&who, named("y")).await.unwrap();
-        let put = async |t: &Tenure, n: i32| t.cache_put(&who, &x, "tool", &json!({"n": n, "z": null}), &json!({"r": n})).await.unwrap();
+        let (principal, x) = (ada(), id("x"));
+        home.tenure.create(&principal, NewSession { assistant: Some("small".into()), ..named("x") }).await.unwrap();
+        home.tenure.create(&principal, named("y")).await.unwrap();
+        let put = async |t: &Tenure, n: i32| t.cache_put(&principal, &x, "tool", &json!({"n": n, "z": null}), &json!({"r": n})).await.unwrap();
         let get = async |t: &Tenure, n: i32| {
-            let hit = t.cache_get(&who, &x, "tool", &json!({"z": null, "n": n})).await.unwrap();
+            let hit = t.cache_get(&principal, &x, "tool", &json!({"z": null, "n": n})).await.unwrap();
             hit.map(|c| c.result["r"].as_i64().unwrap())
         };
         put(&home.tenure, 1).await;
@@ -402,7 +402,7 @@ on_every_store! {
         home.pass(SignedDuration::from_secs(1));
         // The use may be recorded asynchronously.
         for _ in 0..50 {
-            let shelf = tenure::store::Namespace { tenant: who.tenant.clone(), owner: tenure::store::Owner::Session(x.clone()), name: "cache".into() };
+            let shelf = tenure::store::Namespace { tenant: principal.tenant.clone(), owner: tenure::store::Owner::Session(x.clone()), name: "cache".into() };
             let items = home.tenure.store().items(&shelf, None, 10).await.unwrap();
             if items.iter().any(|i| i.uses > 0) { break; }
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
@@ -410,14 +410,14 @@ on_every_store! {
         put(&home.tenure, 3).await;
         home.reopen().await;
         assert_eq!((get(&home.tenure, 1).await, get(&home.tenure, 2).await, get(&home.tenure, 3).await), (Some(1), None, Some(3)));
-        assert_eq!(home.tenure.cache_get(&who, &x, "tool", &json!({"n": 1})).await.unwrap(), None, "null is a parameter");
-        assert_eq!(home.tenure.cache_get(&who, &id("y"), "tool", &json!({"n": 1, "z": null})).await.unwrap(), None);
-        assert_eq!(home.tenure.cache_entries(&who, &x).await.unwrap().len(), 2);
-        home.tenure.pause(&who, &x, None).await.unwrap();
+        assert_eq!(home.tenure.cache_get(&principal, &x, "tool", &json!({"n": 1})).await.unwrap(), None, "null is a parameter");
+        assert_eq!(home.tenure.cache_get(&principal, &id("y"), "tool", &json!({"n": 1, "z": null})).await.unwrap(), None);
+        assert_eq!(home.tenure.cache_entries(&principal, &x).await.unwrap().len(), 2);
+        home.tenure.pause(&principal, &x, None).await.unwrap();
         assert_eq!(get(&home.tenure, 3).await, Some(3), "a paused session keeps its cache");
         home.pass(SignedDuration::from_hours(1));
         assert_eq!(get(&home.tenure, 3).await, None, "time goes on");
-        assert!(home.tenure.cache_entries(&who, &x).await.unwrap().is_empty());
+        assert!(home.tenure.cache_entries(&principal, &x).await.unwrap().is_empty());
         assert_eq!(home.tenure.sweep().await.unwrap().items, 2);
     }
 
@@ -425,18 +425,18 @@ on_every_store! {
     /// another user's session.
     async fn find_by_content(home: &mut Home) {
         let t = &home.tenure;
-        let who = ada();
+        let principal = ada();
         for name in ["one", "long"] {
             home.pass(SignedDuration::from_secs(1));
-            t.create(&who, named(name)).await.unwrap();
-            t.append(&who, &id(name), turn(1)).await.unwrap();
+            t.create(&principal, named(name)).await.unwrap();
+            t.append(&principal, &id(name), turn(1)).await.unwrap();
         }
-        t.append(&who, &id("long"), turn(2)).await.unwrap();
+        t.append(&principal, &id("long"), turn(2)).await.unwrap();
         let seen = |n: usize| vec![Message::user(&format!("question {n}")), Message::assistant(&format!("answer {n}"))];
         let ask = |n: usize| (1..=n).flat_map(seen).chain([Message::user("next")]).collect::<Vec<_>>();
-        assert_eq!(t.find(&who, &ask(1)).await.unwrap(), Some(id("one")));
-        assert_eq!(t.find(&who, &ask(2)).await.unwrap(), Some(id("long")));
-        assert_eq!(t.find(&who, &[vec![Message::system("sys")], ask(2)].concat()).await.unwrap(), Some(id("long")));
+        assert_eq!(t.find(&principal, &ask(1)).await.unwrap(), Some(id("one")));
+        assert_eq!(t.find(&principal, &ask(2)).await.unwrap(), Some(id("long")));
+        assert_eq!(t.find(&principal, &[vec![Message::system("sys")], ask(2)].concat()).await.unwrap(), Some(id("long")));
         let bob = Principal::new("acme", "bob").unwrap();
         let other = Principal::new("other", "ada").unwrap();
         for stranger in [bob, other, admin()] {
@@ -445,51 +445,51 @@ on_every_store! {
         // Many newer sessions with a shorter conversation do not hide the longest match.
         for n in 0..70 {
             home.pass(SignedDuration::from_secs(1));
-            t.create(&who, named(&format!("short{n}"))).await.unwrap();
-            t.append(&who, &id(&format!("short{n}")), turn(1)).await.unwrap();
+            t.create(&principal, named(&format!("short{n}"))).await.unwrap();
+            t.append(&principal, &id(&format!("short{n}")), turn(1)).await.unwrap();
         }
-        assert_eq!(t.find(&who, &ask(2)).await.unwrap(), Some(id("long")));
-        assert_eq!(t.find(&who, &ask(1)).await.unwrap(), None, "which one is not told");
-        assert_eq!(t.find(&who, &[Message::user("question 1")]).await.unwrap(), None, "one message is too little");
-        assert_eq!(t.find(&who, &[Message::system("s"), Message::user("question 1")]).await.unwrap(), None);
+        assert_eq!(t.find(&principal, &ask(2)).await.unwrap(), Some(id("long")));
+        assert_eq!(t.find(&principal, &ask(1)).await.unwrap(), None, "which one is not told");
+        assert_eq!(t.find(&principal, &[Message::user("question 1")]).await.unwrap(), None, "one message is too little");
+        assert_eq!(t.find(&principal, &[Message::system("s"), Message::user("question 1")]).await.unwrap(), None);
         // Images distinguish conversations; a client that omits them still matches.
         for (name, fill) in [("cat", "C"), ("dog", "D")] {
             home.pass(SignedDuration::from_secs(1));
-            t.create(&who, named(name)).await.unwrap();
-            t.append(&who, &id(name), vec![picture("what is it?", fill), Message::assistant("an animal")]).await.unwrap();
+            t.create(&principal, named(name)).await.unwrap();
+            t.append(&principal, &id(name), vec![picture("what is it?", fill), Message::assistant("an animal")]).await.unwrap();
         }
         let about = |first: Message| vec![first, Message::assistant("an animal"), Message::user("sure?")];
-        assert_eq!(t.find(&who, &about(picture("what is it?", "C"))).await.unwrap(), Some(id("cat")));
-        assert_eq!(t.find(&who, &about(picture("what is it?", "D"))).await.unwrap(), Some(id("dog")));
-        assert_eq!(t.find(&who, &about(Message::user("what is it?"))).await.unwrap(), None, "cat or dog");
-        t.delete(&who, &id("dog")).await.unwrap();
-        assert_eq!(t.find(&who, &about(Message::user("what is it?"))).await.unwrap(), Some(id("cat")));
+        assert_eq!(t.find(&principal, &about(picture("what is it?", "C"))).await.unwrap(), Some(id("cat")));
+        assert_eq!(t.find(&principal, &about(picture("what is it?", "D"))).await.unwrap(), Some(id("dog")));
+        assert_eq!(t.find(&principal, &about(Message::user("what is it?"))).await.unwrap(), None, "cat or dog");
+        t.delete(&principal, &id("dog")).await.unwrap();
+        assert_eq!(t.find(&principal, &about(Message::user("what is it?"))).await.unwrap(), Some(id("cat")));
     }
 
     /// Reconciling merges the client's history with the stored one, and the log preserves discarded
     /// messages.
     async fn splice(home: &mut Home) {
         let t = &home.tenure;
-        let (who, x) = (ada(), id("x"));
-        t.create(&who, named("x")).await.unwrap();
-        t.append(&who, &x, turn(1)).await.unwrap();
+        let (principal, x) = (ada(), id("x"));
+        t.create(&principal, named("x")).await.unwrap();
+        t.append(&principal, &x, turn(1)).await.unwrap();
         let seen = [Message::user("question 1"), Message::assistant("answer 1")];
-        let plan = t.splice(&who, &x, &[&seen[..], &[Message::user("edited")]].concat(), HistoryMode::Auto).await.unwrap();
+        let plan = t.splice(&principal, &x, &[&seen[..], &[Message::user("edited")]].concat(), HistoryMode::Auto).await.unwrap();
         assert_eq!((plan.keep, plan.spliced, plan.append.len()), (4, 2, 1));
         // The previous question is unanswered and the answer before it came from no run: this is
         // not treated as an edit.
         let more = [&seen[..], &[picture("with a picture", "W")]].concat();
-        let plan = t.splice(&who, &x, &more, HistoryMode::Auto).await.unwrap();
+        let plan = t.splice(&principal, &x, &more, HistoryMode::Auto).await.unwrap();
         assert_eq!((plan.keep, plan.rewound), (5, 0));
-        t.rewind(&who, &x, Point::Position(5)).await.unwrap();
-        let plan = t.splice(&who, &x, &more, HistoryMode::Full).await.unwrap();
+        t.rewind(&principal, &x, Point::Position(5)).await.unwrap();
+        let plan = t.splice(&principal, &x, &more, HistoryMode::Full).await.unwrap();
         assert_eq!((plan.keep, plan.rewound), (4, 1));
         home.reopen().await;
-        let s = home.tenure.load(&who, &x).await.unwrap();
+        let s = home.tenure.load(&principal, &x).await.unwrap();
         assert_eq!(texts(&s)[4..], raw(&[picture("with a picture", "W")]));
-        assert_eq!(home.tenure.discarded(&who, &x).await.unwrap().len(), 2);
+        assert_eq!(home.tenure.discarded(&principal, &x).await.unwrap().len(), 2);
         let without = [&seen[..], &[Message::user("with a picture"), Message::assistant("pretty"), Message::user("yes")]].concat();
-        let plan = home.tenure.splice(&who, &x, &without, HistoryMode::Auto).await.unwrap();
+        let plan = home.tenure.splice(&principal, &x, &without, HistoryMode::Auto).await.unwrap();
         assert_eq!((plan.keep, plan.rewound, plan.append.len()), (5, 0, 2), "the picture stays in its message");
     }
 }

@@ -12,7 +12,7 @@ pub(super) struct ChatConnection(ChatClient);
 #[derive(Clone)]
 pub(super) struct ChatClient {
     app: AppState,
-    who: Principal,
+    principal: Principal,
     state: Arc<Mutex<ClientState>>,
 }
 
@@ -24,13 +24,13 @@ enum ClientState {
     /// This run is cancelled on disconnect.
     Running(SessionId, RunId),
     /// The client disconnected before its run started.
-    Gone,
+    Disconnected,
     Answered,
 }
 
 impl ChatConnection {
-    pub fn new(app: AppState, who: Principal) -> Self {
-        Self(ChatClient { app, who, state: Arc::default() })
+    pub fn new(app: AppState, principal: Principal) -> Self {
+        Self(ChatClient { app, principal, state: Arc::default() })
     }
 
     pub fn client(&self) -> ChatClient {
@@ -45,7 +45,7 @@ impl ChatConnection {
 
 impl Drop for ChatConnection {
     fn drop(&mut self) {
-        let state = std::mem::replace(&mut *self.0.lock(), ClientState::Gone);
+        let state = std::mem::replace(&mut *self.0.lock(), ClientState::Disconnected);
         if let ClientState::Running(id, run) = state {
             self.0.cancel(id, run);
         }
@@ -59,24 +59,26 @@ impl ChatClient {
 
     /// Registers the client's run. The disconnect rule is taken from the request, else the assistant, else the
     /// configuration. If the rule is `cancel` and the client has already disconnected, the run is cancelled.
-    pub fn began(&self, turn: &OpenRun, asked: Option<OnDisconnect>) {
-        let rule = asked.or(turn.on_disconnect()).unwrap_or(self.app.config.sessions.on_disconnect);
+    pub fn began(&self, turn: &OpenRun, requested: Option<OnDisconnect>) {
+        let rule = requested.or(turn.on_disconnect()).unwrap_or(self.app.config.sessions.on_disconnect);
         if rule == OnDisconnect::Finish {
             return;
         }
-        let (id, run) = (turn.session_id.clone(), turn.run.clone());
+        let id = turn.session_id.clone();
+        let run = turn.run.clone();
         let mut state = self.lock();
         match *state {
-            ClientState::Gone => self.cancel(id, run),
+            ClientState::Disconnected => self.cancel(id, run),
             _ => *state = ClientState::Running(id, run),
         }
     }
 
     fn cancel(&self, id: SessionId, run: RunId) {
-        let (app, who) = (self.app.clone(), self.who.clone());
+        let app = self.app.clone();
+        let principal = self.principal.clone();
         self.app.tasks.spawn(async move {
-            if let Err(error) = app.tenure.cancel(&who, &id, &run).await {
-                tracing::warn!(session_id = %id, run = %run, %error, "the run of a client that went away was not cancelled");
+            if let Err(error) = app.tenure.cancel(&principal, &id, &run).await {
+                tracing::warn!(session_id = %id, run = %run, %error, "could not cancel the run of a disconnected client");
             }
         });
     }

@@ -40,22 +40,22 @@ pub(super) async fn understand(
 ) -> ApiResult<TurnInput> {
     let mut body: RawObject = parse(bytes)?;
     let mut request = ChatRequest { messages: parse_messages(&body)?, ..ChatRequest::default() };
-    request.user = peek::<String>(&body, "user")?.map(User::new).transpose()?;
-    let who = caller.writes_as(request.user.clone())?;
+    request.user = parse_field::<String>(&body, "user")?.map(User::new).transpose()?;
+    let principal = caller.writes_as(request.user.clone())?;
     caller.admit_model_call(&app.rate_limits)?;
     request.take_options(&mut body)?;
     if request.session_id.is_none() {
         request.session_id = session_header(headers, &app.config.sessions.id_headers)?;
     }
     let key = idempotency_key(headers)?;
-    let SessionTarget { assistant, model_name } = resolve_target(app, &who, &request).await?;
+    let SessionTarget { assistant, model_name } = resolve_target(app, &principal, &request).await?;
     let Some(model) = app.models.get(&model_name) else { return Err(unknown_model(&app.models, &model_name)) };
     let model = caller.metered(&app.rate_limits, model);
-    let talk = ChatSpan::begin(&model_name);
+    let span = ChatSpan::begin(&model_name);
     body.set("model", &model_name);
     let detail = assistant.as_ref().map(|_| runs::detail(&model_name, &body)).unwrap_or_default();
     let sessions = &app.config.sessions;
-    let ask = TurnRequest {
+    let turn_request = TurnRequest {
         session: request.session_id,
         messages: request.messages,
         history: request.history,
@@ -70,8 +70,16 @@ pub(super) async fn understand(
         detail,
         queued: None,
     };
-    let (stream, keep) = (request.stream.unwrap_or(false), request.store.unwrap_or(true));
-    Ok(TurnInput { ask, who, model, options: body, stream, keep, on_disconnect: request.on_disconnect, talk })
+    Ok(TurnInput {
+        ask: turn_request,
+        who: principal,
+        model,
+        options: body,
+        stream: request.stream.unwrap_or(false),
+        keep: request.store.unwrap_or(true),
+        on_disconnect: request.on_disconnect,
+        talk: span,
+    })
 }
 
 fn parse_messages(body: &RawObject) -> ApiResult<Vec<Message>> {
@@ -84,10 +92,10 @@ fn parse_messages(body: &RawObject) -> ApiResult<Vec<Message>> {
     for (i, raw) in list.into_iter().enumerate() {
         messages.push(Message::parse(raw.get()).map_err(|e| e.within(&format!("messages[{i}]")))?);
     }
-    match messages.is_empty() {
-        true => Err(ApiError::invalid("messages", "`messages` is empty; say something")),
-        false => Ok(messages),
+    if messages.is_empty() {
+        return Err(ApiError::invalid("messages", "`messages` is empty; send at least one message"));
     }
+    Ok(messages)
 }
 
 /// The assistant and model that a request addresses.
@@ -99,24 +107,24 @@ struct SessionTarget {
 
 /// Resolves the assistant and the model of a request. If it names neither, the preferred available model of its
 /// session is chosen, else the default model.
-async fn resolve_target(app: &AppState, who: &Principal, request: &ChatRequest) -> ApiResult<SessionTarget> {
-    let named = request.model.as_ref();
+async fn resolve_target(app: &AppState, principal: &Principal, request: &ChatRequest) -> ApiResult<SessionTarget> {
+    let requested_model = request.model.as_ref();
     // The `model` field may name an assistant.
-    let assistant = match request.assistant_id.as_ref().or(named) {
-        Some(name) => app.tenure.assistant(who, name).await?,
+    let assistant = match request.assistant_id.as_ref().or(requested_model) {
+        Some(name) => app.tenure.assistant(principal, name).await?,
         None => None,
     };
     if let (Some(name), None) = (&request.assistant_id, &assistant) {
-        let message = format!("there is no assistant {}; GET /assistants lists them", excerpt(name));
+        let message = format!("no assistant {}; GET /assistants lists them", excerpt(name));
         return Err(ApiError::not_found(message));
     }
     let model = match (&assistant, &request.session_id) {
         // `model` names a model only next to `assistant_id`; otherwise it named the assistant itself.
         (Some(assistant), _) => {
-            assistant.model.clone().or_else(|| named.filter(|_| request.assistant_id.is_some()).cloned())
+            assistant.model.clone().or_else(|| requested_model.filter(|_| request.assistant_id.is_some()).cloned())
         }
-        (None, Some(id)) if named.is_none() => last_model(app, who, id).await?,
-        (None, _) => named.cloned(),
+        (None, Some(id)) if requested_model.is_none() => last_model(app, principal, id).await?,
+        (None, _) => requested_model.cloned(),
     };
     let model_name = model.unwrap_or_else(|| app.models.default_name().to_owned());
     Ok(SessionTarget { assistant: assistant.map(|a| a.name.clone()), model_name })
@@ -130,9 +138,9 @@ fn is_retry(headers: &HeaderMap) -> bool {
 
 /// The model of a session. `None` means that the session does not exist, or that none of its models is
 /// configured any more.
-async fn last_model(app: &AppState, who: &Principal, id: &SessionId) -> ApiResult<Option<String>> {
-    match app.tenure.head(who, id).await {
-        Ok(head) => Ok(sessions::available_model(app, who, &head).await?),
+async fn last_model(app: &AppState, principal: &Principal, id: &SessionId) -> ApiResult<Option<String>> {
+    match app.tenure.head(principal, id).await {
+        Ok(head) => Ok(sessions::available_model(app, principal, &head).await?),
         Err(tenure::Error::NotFound { .. }) => Ok(None),
         Err(e) => Err(e.into()),
     }
@@ -141,11 +149,11 @@ async fn last_model(app: &AppState, who: &Principal, id: &SessionId) -> ApiResul
 /// The session id from the header `X-Session-Id` or one of the configured headers. In the latter, the
 /// placeholders that chat applications send for a conversation without an id (empty, `new`, `null`,
 /// `undefined`) are ignored.
-fn session_header(headers: &HeaderMap, more: &[String]) -> ApiResult<Option<SessionId>> {
+fn session_header(headers: &HeaderMap, extra_headers: &[String]) -> ApiResult<Option<SessionId>> {
     if let Some(id) = header_text(headers, "X-Session-Id")? {
         return Ok(Some(SessionId::new(id)?));
     }
-    for name in more {
+    for name in extra_headers {
         let id = header_text(headers, name)?.filter(|id| !["", "new", "null", "undefined"].contains(&id.trim()));
         if let Some(id) = id {
             return SessionId::new(id).map(Some).map_err(|e| ApiError::invalid(name, e.to_string()));
@@ -155,41 +163,41 @@ fn session_header(headers: &HeaderMap, more: &[String]) -> ApiResult<Option<Sess
 }
 
 /// Parses a field and removes it from the body. `null` counts as absent.
-fn take<T: DeserializeOwned>(body: &mut RawObject, name: &str) -> ApiResult<Option<T>> {
-    let value = peek(body, name)?;
+fn take_field<T: DeserializeOwned>(body: &mut RawObject, name: &str) -> ApiResult<Option<T>> {
+    let value = parse_field(body, name)?;
     body.take(name);
     Ok(value)
 }
 
 /// Parses a field that stays in the body. `null` counts as absent.
-fn peek<T: DeserializeOwned>(body: &RawObject, name: &str) -> ApiResult<Option<T>> {
+fn parse_field<T: DeserializeOwned>(body: &RawObject, name: &str) -> ApiResult<Option<T>> {
     let Some(text) = body.get(name) else { return Ok(None) };
     serde_json::from_str(text).map_err(|e| ApiError::invalid(name, format!("`{name}` is not valid: {e}")))
 }
 
-/// OpenAI's request, and what is ours in it. Everything else is passed on untouched.
+/// An OpenAI chat request with Tenure's additional fields. All other fields are passed on to the model server unchanged.
 #[derive(Debug, Default, utoipa::ToSchema)]
 pub struct ChatRequest {
-    /// The conversation: all of it, or only what is new.
+    /// The conversation: the full history, or only the new messages.
     #[schema(value_type = Vec<Object>)]
     messages: Vec<Message>,
     /// A model or an assistant by name; the first model if none is named.
     model: Option<String>,
-    /// Whether the answer should come in chunks.
+    /// Whether to stream the answer in chunks.
     stream: Option<bool>,
-    /// The session; an unknown id begins one.
+    /// The session; an unknown id creates one.
     #[schema(value_type = Option<String>)]
     session_id: Option<SessionId>,
-    /// How to read the messages: `auto`, `full` or `append`.
+    /// How the messages are merged with the stored history: `auto`, `full` or `append`.
     #[schema(value_type = Option<String>)]
     history: Option<HistoryMode>,
     /// What to do if the session is busy: `queue`, `reject`, `interrupt` or `branch`.
     #[schema(value_type = Option<String>)]
     on_busy: Option<OnBusy>,
-    /// What becomes of the run if the client goes away: `finish` or `cancel`.
+    /// What to do with the run if the client disconnects: `finish` or `cancel`.
     #[schema(value_type = Option<String>)]
     on_disconnect: Option<OnDisconnect>,
-    /// `false`: nothing is kept.
+    /// `false` means that nothing is stored.
     store: Option<bool>,
     /// The assistant that a new session belongs to.
     assistant_id: Option<String>,
@@ -201,14 +209,14 @@ pub struct ChatRequest {
 impl ChatRequest {
     /// Parses the remaining fields, and removes those from the body that are not meant for the model server.
     fn take_options(&mut self, body: &mut RawObject) -> ApiResult<()> {
-        self.stream = peek(body, "stream")?;
-        self.session_id = take::<String>(body, "session_id")?.map(SessionId::new).transpose()?;
-        self.history = take(body, "history")?;
-        self.on_busy = take(body, "on_busy")?;
-        self.on_disconnect = take(body, "on_disconnect")?;
-        self.store = take(body, "store")?;
-        self.model = peek(body, "model")?;
-        self.assistant_id = take(body, "assistant_id")?;
+        self.stream = parse_field(body, "stream")?;
+        self.session_id = take_field::<String>(body, "session_id")?.map(SessionId::new).transpose()?;
+        self.history = take_field(body, "history")?;
+        self.on_busy = take_field(body, "on_busy")?;
+        self.on_disconnect = take_field(body, "on_disconnect")?;
+        self.store = take_field(body, "store")?;
+        self.model = parse_field(body, "model")?;
+        self.assistant_id = take_field(body, "assistant_id")?;
         Ok(())
     }
 }

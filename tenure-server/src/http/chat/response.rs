@@ -34,7 +34,7 @@ pub(super) fn told(error: ApiError) -> String {
 
 /// The error for a stream that lost chunks because the client did not read for too long.
 fn too_slow() -> ApiError {
-    let message = "the stream was not read for too long, and its end was left out; the whole answer is in the session";
+    let message = "the client did not read the stream for too long and the rest was dropped; the complete answer is stored in the session";
     ApiError::new(StatusCode::REQUEST_TIMEOUT, "too_slow", message)
 }
 
@@ -69,7 +69,7 @@ pub(super) fn with_ids(response: Response, started: &TurnStarted) -> Response {
 
 /// Adds the session id to a chunk or body. With `report`, which is set for the first one, also the run id and
 /// the merge report. Text that is not a JSON object is returned unchanged.
-fn marked(text: &str, started: &TurnStarted, report: bool) -> String {
+fn with_session_fields(text: &str, started: &TurnStarted, report: bool) -> String {
     let Ok(mut fields) = serde_json::from_str::<RawObject>(text) else { return text.to_owned() };
     fields.set("session_id", &started.session_id);
     if report {
@@ -82,25 +82,25 @@ fn marked(text: &str, started: &TurnStarted, report: bool) -> String {
 pub(super) fn whole(
     app: &AppState,
     started: &TurnStarted,
-    answered: &TurnOutcome,
+    outcome: &TurnOutcome,
     notice: Option<&str>,
     stream: bool,
 ) -> Response {
     let mut body = match notice {
         Some(notice) => notice_body(started, notice, app.tenure.now().as_second()),
-        None => answered.body.clone(),
+        None => outcome.body.clone(),
     };
-    if !answered.calls.is_empty()
+    if !outcome.calls.is_empty()
         && let Ok(mut fields) = serde_json::from_str::<RawObject>(&body)
     {
-        fields.set("agentic_tool_calls", answered.calls.iter().map(record).collect::<Vec<_>>());
+        fields.set("agentic_tool_calls", outcome.calls.iter().map(tool_call_json).collect::<Vec<_>>());
         body = fields.to_string();
     }
     if !stream {
-        return json_response(marked(&body, started, true));
+        return json_response(with_session_fields(&body, started, true));
     }
     // The client requested a stream, and the complete answer is available: it is sent as one chunk.
-    let chunk = marked(&as_chunk(&body), started, true);
+    let chunk = with_session_fields(&as_chunk(&body), started, true);
     let all = [event(&chunk), event("[DONE]")];
     event_stream(Body::from_stream(stream::iter(all.map(Ok::<_, std::convert::Infallible>))))
 }
@@ -114,13 +114,13 @@ fn notice_body(started: &TurnStarted, notice: &str, now: i64) -> String {
 }
 
 /// A tool call executed by the server, with mistral.rs's field names.
-fn record(call: &ToolProgress) -> Value {
+fn tool_call_json(call: &ToolProgress) -> Value {
     json!({"round": call.round, "name": call.tool, "arguments": call.arguments, "result_content": call.content, "cached": call.cached})
 }
 
 /// A tool progress event of mistral.rs. For clients that do not know it, its data is also a valid chunk with an
 /// empty delta.
-fn progress(call: &ToolProgress, started: &TurnStarted) -> Bytes {
+fn progress_event(call: &ToolProgress, started: &TurnStarted) -> Bytes {
     let phase = if call.content.is_some() { "complete" } else { "calling" };
     let data =
         json!({"tool_type": "custom", "arguments": call.arguments, "content": call.content, "cached": call.cached});
@@ -155,11 +155,11 @@ pub(super) fn stream_out(
     connection: ChatConnection,
     started: TurnStarted,
     first: RunEvent,
-    heard: mpsc::Receiver<RunEvent>,
+    events: mpsc::Receiver<RunEvent>,
     ended: oneshot::Receiver<TurnEnded>,
 ) -> Response {
-    let output = OutputStream { connection, heard, ended: Some(ended), report: true };
-    streamed(output, StreamPhase::Piece(started, first))
+    let output = OutputStream { connection, events, ended: Some(ended), report_pending: true };
+    streamed(output, StreamPhase::Event(started, first))
 }
 
 /// Streams the answer to a request that is queued for its session. A server-sent comment, which clients ignore,
@@ -167,10 +167,10 @@ pub(super) fn stream_out(
 pub(super) fn stream_queued(
     connection: ChatConnection,
     started: oneshot::Receiver<ApiResult<TurnStarted>>,
-    heard: mpsc::Receiver<RunEvent>,
+    events: mpsc::Receiver<RunEvent>,
     ended: oneshot::Receiver<TurnEnded>,
 ) -> Response {
-    let output = OutputStream { connection, heard, ended: Some(ended), report: true };
+    let output = OutputStream { connection, events, ended: Some(ended), report_pending: true };
     streamed(output, StreamPhase::Queued(started))
 }
 
@@ -178,18 +178,18 @@ pub(super) fn stream_queued(
 enum StreamPhase {
     Queued(oneshot::Receiver<ApiResult<TurnStarted>>),
     Waiting(oneshot::Receiver<ApiResult<TurnStarted>>),
-    Piece(TurnStarted, RunEvent),
-    More(TurnStarted),
+    Event(TurnStarted, RunEvent),
+    Streaming(TurnStarted),
     Done,
 }
 
 /// The sources of a response stream.
 struct OutputStream {
     connection: ChatConnection,
-    heard: mpsc::Receiver<RunEvent>,
+    events: mpsc::Receiver<RunEvent>,
     ended: Option<oneshot::Receiver<TurnEnded>>,
     /// Whether the merge report is still to be sent, with the first chunk.
-    report: bool,
+    report_pending: bool,
 }
 
 fn streamed(output: OutputStream, phase: StreamPhase) -> Response {
@@ -209,42 +209,46 @@ impl OutputStream {
                     return Some((Bytes::from(": queued\n\n"), StreamPhase::Waiting(started)));
                 }
                 StreamPhase::Waiting(started) => match started.await.ok()? {
-                    Ok(started) => StreamPhase::More(started),
-                    Err(e) => return Some((self.last(event(&told(e))), StreamPhase::Done)),
+                    Ok(started) => StreamPhase::Streaming(started),
+                    Err(e) => return Some((self.finish(event(&told(e))), StreamPhase::Done)),
                 },
-                StreamPhase::Piece(started, piece) => {
-                    let bytes = self.piece(&started, &piece);
-                    return Some((bytes, StreamPhase::More(started)));
+                StreamPhase::Event(started, run_event) => {
+                    let bytes = self.render(&started, &run_event);
+                    return Some((bytes, StreamPhase::Streaming(started)));
                 }
-                StreamPhase::More(started) => match self.heard.recv().await {
-                    Some(piece) => StreamPhase::Piece(started, piece),
+                StreamPhase::Streaming(started) => match self.events.recv().await {
+                    Some(run_event) => StreamPhase::Event(started, run_event),
                     None => {
                         let bytes = self.end(&started).await?;
-                        return Some((self.last(bytes), StreamPhase::Done));
+                        return Some((self.finish(bytes), StreamPhase::Done));
                     }
                 },
             }
         }
     }
 
-    fn piece(&mut self, started: &TurnStarted, piece: &RunEvent) -> Bytes {
-        let bytes = match piece {
-            RunEvent::Piece(ModelChunk::Chunk(chunk)) => event(&marked(chunk, started, self.report)),
-            RunEvent::Piece(ModelChunk::Whole(body)) => event(&marked(&as_chunk(body), started, self.report)),
-            RunEvent::Tool(call) => progress(call, started),
+    fn render(&mut self, started: &TurnStarted, run_event: &RunEvent) -> Bytes {
+        let bytes = match run_event {
+            RunEvent::Piece(ModelChunk::Chunk(chunk)) => {
+                event(&with_session_fields(chunk, started, self.report_pending))
+            }
+            RunEvent::Piece(ModelChunk::Whole(body)) => {
+                event(&with_session_fields(&as_chunk(body), started, self.report_pending))
+            }
+            RunEvent::Tool(call) => progress_event(call, started),
         };
-        self.report &= matches!(piece, RunEvent::Tool(_));
+        self.report_pending &= matches!(run_event, RunEvent::Tool(_));
         bytes
     }
 
     async fn end(&mut self, started: &TurnStarted) -> Option<Bytes> {
         Some(match self.ended.take()?.await {
-            Ok(Ok((answered, Some(notice)))) if answered.heard => {
+            Ok(Ok((outcome, Some(notice)))) if outcome.heard => {
                 self.only_chunk(started, &notice_body(started, &notice, 0))
             }
             // No chunk was streamed: the answer was complete at once, or is a replay of a stored one.
-            Ok(Ok((answered, _))) if answered.heard && self.report => self.only_chunk(started, &answered.body),
-            Ok(Ok((answered, _))) if answered.heard => event("[DONE]"),
+            Ok(Ok((outcome, _))) if outcome.heard && self.report_pending => self.only_chunk(started, &outcome.body),
+            Ok(Ok((outcome, _))) if outcome.heard => event("[DONE]"),
             Ok(Ok(_)) => event(&told(too_slow())),
             Ok(Err(e)) => event(&told(e.into())),
             Err(_) => return None,
@@ -252,18 +256,18 @@ impl OutputStream {
     }
 
     fn only_chunk(&self, started: &TurnStarted, body: &str) -> Bytes {
-        let chunk = marked(&as_chunk(body), started, self.report);
+        let chunk = with_session_fields(&as_chunk(body), started, self.report_pending);
         Bytes::from([event(&chunk), event("[DONE]")].concat())
     }
 
     /// Marks the response as complete, so that the client may disconnect.
-    fn last(&self, bytes: Bytes) -> Bytes {
+    fn finish(&self, bytes: Bytes) -> Bytes {
         self.connection.answered();
         bytes
     }
 }
 
-/// OpenAI's response, and what is ours in it. Everything else is as the model's server has it.
+/// An OpenAI chat completion with Tenure's additional fields. All other fields are those of the model server.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct ChatResponse {
     /// The answers; only the first is stored.
@@ -273,7 +277,7 @@ pub struct ChatResponse {
     session_id: String,
     /// The run that answered: it can be followed and cancelled under `/sessions/{id}/runs/{run}`.
     run_id: String,
-    /// What was made of the request's messages.
+    /// How the request's messages were merged with the stored history.
     session: SessionReport,
 }
 
@@ -281,21 +285,21 @@ pub struct ChatResponse {
 /// `ephemeral` or `orphans`.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct SessionReport {
-    /// So many of them were stored already.
+    /// Number of request messages that were already stored.
     matched: usize,
     /// So many stored messages the request left out after the first that it repeats, such as tool messages. The model is shown
     /// them.
     spliced: usize,
-    /// So many stored messages were rewound. They stay readable as discarded.
+    /// Number of stored messages that were rewound. They stay readable as discarded.
     rewound: usize,
-    /// So many of them are new and were stored.
+    /// Number of request messages that are new and were stored.
     appended: usize,
-    /// So many of them are shown to the model and not stored: they stand for stored messages in other words.
+    /// Number of request messages shown to the model but not stored: rewordings of stored messages.
     ephemeral: usize,
     /// Tool results that answer no known call. They were dropped.
     #[schema(value_type = Option<Vec<String>>)]
     orphans: Vec<String>,
-    /// Memories that the model was told of.
+    /// Memories injected into the prompt.
     #[schema(value_type = Option<Vec<Object>>)]
     memories: Vec<Value>,
 }

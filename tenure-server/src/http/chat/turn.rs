@@ -1,14 +1,14 @@
 //! The turn of a chat request, from opening its run to its outcome, and the channels by which it reports to the handler.
 //!
 //! ```text
-//!   handler (`complete`)                  turn (`take_turn`)
+//!   handler (`complete`)                  turn (`execute_turn`)
 //!   DetachOnDrop::until(started) ──poll─► open: find, reconcile, commit
 //!                                ◄─started─┘
-//!   DetachOnDrop::until(heard)   ──poll─► drive: model, tools, commits
-//!                                ◄─heard───┘ (chunks, if streamed)
+//!   DetachOnDrop::until(events)  ──poll─► drive: model, tools, commits
+//!                                ◄─events──┘ (chunks, if streamed)
 //!   the response begins; the handler returns, DetachOnDrop is dropped,
 //!   and the turn continues as a background task
-//!                                ◄─heard── … ◄─ended──┘
+//!                                ◄─events─ … ◄─ended──┘
 //! ```
 //!
 //! Until the response begins, the turn is polled on the task of its request, which saves task wake-ups. From then on, or
@@ -43,70 +43,77 @@ pub(super) struct TurnEvents {
 /// The turn's end of the channels to its handler.
 pub(super) struct TurnReporter {
     started: oneshot::Sender<ApiResult<TurnStarted>>,
-    pieces: mpsc::Sender<RunEvent>,
-    end: oneshot::Sender<TurnEnded>,
+    events: mpsc::Sender<RunEvent>,
+    ended: oneshot::Sender<TurnEnded>,
 }
 
 /// Creates the channels between a turn and its handler.
 pub(super) fn report() -> (TurnReporter, TurnEvents) {
-    let (begun, started) = oneshot::channel();
-    let (pieces, heard) = mpsc::channel(MAX_PIECES);
-    let (end, ended) = oneshot::channel();
-    (TurnReporter { started: begun, pieces, end }, TurnEvents { started, heard, ended })
+    let (started_tx, started) = oneshot::channel();
+    let (events_tx, events) = mpsc::channel(MAX_PIECES);
+    let (ended_tx, ended) = oneshot::channel();
+    let reporter = TurnReporter { started: started_tx, events: events_tx, ended: ended_tx };
+    (reporter, TurnEvents { started, heard: events, ended })
 }
 
 /// Executes a complete turn: opens the run, executes it, and reports start, chunks and outcome. A repeated
 /// idempotency key replays the stored response instead.
 pub(super) async fn take_turn(app: AppState, request: TurnInput, client: ChatClient, reporter: TurnReporter) {
-    let TurnReporter { started: begun, pieces, end } = reporter;
-    let watch = Stopwatch::start();
-    let TurnInput { ask, who, model, options, stream, talk, on_disconnect, .. } = request;
-    let name = ask.model.clone().unwrap_or_default();
-    let timed = Arc::new(TimedModel::new(model));
-    let first = EagerModelCall { model: timed.clone(), options: options.clone(), stream };
-    let (session_id, outcome) = match app.tenure.turn_asking(&who, ask, &first).await {
-        Err(e) => return drop(begun.send(Err(e.into()))),
+    let TurnReporter { started, events, ended } = reporter;
+    let stopwatch = Stopwatch::start();
+    let TurnInput { ask: turn_request, who: principal, model, options, stream, talk: span, on_disconnect, .. } =
+        request;
+    let model_name = turn_request.model.clone().unwrap_or_default();
+    let timed_model = Arc::new(TimedModel::new(model));
+    let eager_call = EagerModelCall { model: timed_model.clone(), options: options.clone(), stream };
+    let (session_id, outcome) = match app.tenure.turn_asking(&principal, turn_request, &eager_call).await {
+        Err(e) => return drop(started.send(Err(e.into()))),
         Ok(TurnStart::Before { session_id, run, replay }) => {
-            let spliced = replay.spliced.clone();
-            let _ = begun.send(Ok(TurnStarted { session_id: session_id.clone(), run: run.clone(), spliced }));
-            let outcome = replayed(*replay, stream.then_some(pieces)).await;
-            let broken = |why| tenure::Error::corrupt(format!("the stored response of {run}"), why);
-            (session_id, outcome.map_err(|why| broken(why).into()))
+            let reconcile_report = replay.spliced.clone();
+            let _ = started.send(Ok(TurnStarted {
+                session_id: session_id.clone(),
+                run: run.clone(),
+                spliced: reconcile_report,
+            }));
+            let outcome = replayed(*replay, stream.then_some(events)).await;
+            let corrupt = |reason| tenure::Error::corrupt(format!("the stored response of {run}"), reason);
+            (session_id, outcome.map_err(|reason| corrupt(reason).into()))
         }
         Ok(TurnStart::Turn(turn)) => {
-            let opened = watch.elapsed();
-            let (session_id, run) = (turn.session_id.clone(), turn.run.clone());
+            let opened = stopwatch.elapsed();
+            let session_id = turn.session_id.clone();
+            let run = turn.run.clone();
             client.began(&turn, on_disconnect);
-            let spliced = turn.spliced.clone();
-            let _ = begun.send(Ok(TurnStarted { session_id: session_id.clone(), run, spliced }));
-            let listener = stream.then_some(pieces);
-            let drive = Drive { model: timed, model_name: name, options, listener, opened };
+            let reconcile_report = turn.spliced.clone();
+            let _ = started.send(Ok(TurnStarted { session_id: session_id.clone(), run, spliced: reconcile_report }));
+            let listener = stream.then_some(events);
+            let drive = Drive { model: timed_model, model_name, options, listener, opened };
             (session_id, runs::drive(&app, *turn, drive).await)
         }
     };
-    talk.in_session(&session_id);
-    talk.ended(&outcome);
+    span.in_session(&session_id);
+    span.ended(&outcome);
     // The request may have been answered long before; this line is about the turn.
     match &outcome {
-        Ok(_) => tracing::debug!(%session_id, "a turn is done"),
-        Err(e) => tracing::warn!(%session_id, code = e.code(), "a turn failed"),
+        Ok(_) => tracing::debug!(%session_id, "turn finished"),
+        Err(e) => tracing::warn!(%session_id, code = e.code(), "turn failed"),
     }
     let notice = match &outcome {
-        Ok(answered) if answered.waiting => app.tenure.view(&who, &session_id, |s| s.notice()).await.ok().flatten(),
+        Ok(outcome) if outcome.waiting => app.tenure.view(&principal, &session_id, |s| s.notice()).await.ok().flatten(),
         _ => None,
     };
-    let _ = end.send(outcome.map(|answered| (answered, notice)));
+    let _ = ended.send(outcome.map(|outcome| (outcome, notice)));
 }
 
 /// Replays the stored response of a repeated request, including its stream (D-047).
-async fn replayed(replay: StoredAnswer, pieces: Option<mpsc::Sender<RunEvent>>) -> Result<TurnOutcome, String> {
+async fn replayed(replay: StoredAnswer, events: Option<mpsc::Sender<RunEvent>>) -> Result<TurnOutcome, String> {
     let StoredAnswer { body, calls, stream, .. } = replay;
     let mut answer = tenure::ModelAnswer::default();
     answer.take(&ModelChunk::Whole(body.clone())).map_err(|e| e.to_string())?;
-    if let Some(pieces) = pieces {
-        for heard in stream {
+    if let Some(events) = events {
+        for event in stream {
             // The client has disconnected; the rest of the replay is not needed.
-            if pieces.send(heard).await.is_err() {
+            if events.send(event).await.is_err() {
                 break;
             }
         }

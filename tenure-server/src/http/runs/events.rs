@@ -21,11 +21,11 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 pub fn event(record: &Record) -> Value {
     let mut event = json!({"seq": record.seq, "created_at": record.at});
     let encoded: Value = match &record.entry {
-        Entry::Message(post) => json!({"message": {"run": post.run, "message": post.message.to_value()}}),
+        Entry::Message(message) => json!({"message": {"run": message.run, "message": message.message.to_value()}}),
         other => serde_json::from_str(&other.encode()).unwrap_or_default(),
     };
-    if let Value::Object(one) = encoded
-        && let Some((kind, data)) = one.into_iter().next()
+    if let Value::Object(fields) = encoded
+        && let Some((kind, data)) = fields.into_iter().next()
     {
         event["type"] = json!(kind);
         event["data"] = data;
@@ -36,13 +36,13 @@ pub fn event(record: &Record) -> Value {
 /// The state of an event stream.
 struct RunFollower {
     app: AppState,
-    who: Principal,
+    principal: Principal,
     id: SessionId,
     run: RunId,
     after: Seq,
     /// Uncommitted answer chunks. Only available to the request that started the run, on the node that executes
     /// it.
-    heard: Option<mpsc::Receiver<RunEvent>>,
+    chunks: Option<mpsc::Receiver<RunEvent>>,
     over: bool,
 }
 
@@ -50,18 +50,18 @@ struct RunFollower {
 /// run waits for review. Each event has its sequence number as id, so that clients can resume.
 pub fn events(
     app: AppState,
-    who: Principal,
+    principal: Principal,
     id: SessionId,
     run: RunId,
     after: Seq,
-    heard: Option<mpsc::Receiver<RunEvent>>,
+    chunks: Option<mpsc::Receiver<RunEvent>>,
 ) -> Response {
-    let following = RunFollower { app, who, id, run, after, heard, over: false };
-    let all = stream::unfold(following, |mut f| async move {
+    let follower = RunFollower { app, principal, id, run, after, chunks, over: false };
+    let all = stream::unfold(follower, |mut f| async move {
         if f.over {
             return None;
         }
-        let bytes = f.more().await;
+        let bytes = f.next_bytes().await;
         Some((Ok::<_, std::convert::Infallible>(bytes), f))
     });
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
@@ -69,54 +69,54 @@ pub fn events(
 }
 
 impl RunFollower {
-    async fn more(&mut self) -> Bytes {
-        let quiet = tokio::time::sleep(KEEP_ALIVE);
-        tokio::pin!(quiet);
+    async fn next_bytes(&mut self) -> Bytes {
+        let keep_alive = tokio::time::sleep(KEEP_ALIVE);
+        tokio::pin!(keep_alive);
         loop {
-            let found = match self.app.tenure.follow(&self.who, &self.id, &self.run, self.after, PAGE).await {
-                Ok(found) => found,
+            let page = match self.app.tenure.follow(&self.principal, &self.id, &self.run, self.after, PAGE).await {
+                Ok(page) => page,
                 Err(e) => {
                     self.over = true;
                     let body = serde_json::to_string(&ApiError::from(e).body()).unwrap_or_default();
                     return Bytes::from(format!("event: error\ndata: {body}\n\n"));
                 }
             };
-            if !found.records.is_empty() || found.over {
+            if !page.records.is_empty() || page.over {
                 let mut text = String::new();
                 // Chunks are sent before they are committed, so pending ones precede the records that contain
                 // them.
-                while let Some(Ok(heard)) = self.heard.as_mut().map(mpsc::Receiver::try_recv) {
-                    if let RunEvent::Piece(ModelChunk::Chunk(chunk) | ModelChunk::Whole(chunk)) = heard {
+                while let Some(Ok(run_event)) = self.chunks.as_mut().map(mpsc::Receiver::try_recv) {
+                    if let RunEvent::Piece(ModelChunk::Chunk(chunk) | ModelChunk::Whole(chunk)) = run_event {
                         text.push_str(&format!("event: delta\ndata: {chunk}\n\n"));
                     }
                 }
-                for record in &found.records {
+                for record in &page.records {
                     let event = event(record);
                     let kind = event["type"].as_str().unwrap_or("event").to_owned();
                     text.push_str(&format!("id: {}\nevent: {kind}\ndata: {event}\n\n", record.seq));
                     self.after = record.seq;
                 }
-                self.over = found.over;
-                if found.over {
+                self.over = page.over;
+                if page.over {
                     text.push_str("event: done\ndata: [DONE]\n\n");
                 }
                 return Bytes::from(text);
             }
-            let changed = self.app.tenure.changed(&self.who, &self.id, self.after);
-            let Some(heard) = &mut self.heard else {
+            let changed = self.app.tenure.changed(&self.principal, &self.id, self.after);
+            let Some(chunks) = &mut self.chunks else {
                 tokio::select! {
                     _ = changed => continue, // an error recurs when the log is read again
-                    () = &mut quiet => return Bytes::from_static(b": \n\n"),
+                    () = &mut keep_alive => return Bytes::from_static(b": \n\n"),
                 }
             };
             tokio::select! {
                 _ = changed => {}
-                piece = heard.recv() => match piece {
+                run_event = chunks.recv() => match run_event {
                     Some(RunEvent::Piece(ModelChunk::Chunk(chunk) | ModelChunk::Whole(chunk))) => {
                         return Bytes::from(format!("event: delta\ndata: {chunk}\n\n"));
                     }
                     Some(RunEvent::Tool(_)) => {}
-                    None => self.heard = None,
+                    None => self.chunks = None,
                 },
             }
         }

@@ -1,13 +1,13 @@
 //! Views of checkpoints, and request bodies that name a position in a session.
 
 use super::json::{text, with};
-use super::message::{MessageView, messages, put_messages};
+use super::message::{MessageView, messages, write_messages};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tenure::{Checkpoint, Role, Seq, Session, StoredMessage};
 use utoipa::ToSchema;
 
-/// A point to come back to.
+/// A checkpoint: a named position to rewind to or fork at.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct CheckpointView {
     /// Its name.
@@ -25,7 +25,7 @@ pub struct CheckpointView {
     pub run_id: Option<String>,
     /// The step of that run.
     pub step: Option<u64>,
-    /// What its maker put there.
+    /// State stored by the client.
     #[schema(value_type = Object)]
     pub state: Map<String, Value>,
 }
@@ -84,35 +84,35 @@ pub struct PendingCall {
     pub name: String,
     /// Its arguments, as the model wrote them.
     pub arguments: String,
-    /// Whether it had been begun.
+    /// Whether its execution had started.
     pub started: bool,
 }
 
-/// A place in a session: exactly one of them.
+/// A position in a session: exactly one field must be set.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlaceBody {
     /// After the newest checkpoint with this label.
     #[serde(default)]
     pub label: Option<String>,
-    /// After so many messages.
+    /// After this number of messages.
     #[serde(default)]
     pub position: Option<usize>,
-    /// After so many turns.
+    /// After this number of turns.
     #[serde(default)]
     pub turn: Option<usize>,
 }
 
-/// Renders a [`CheckpointWhole`] as JSON text. `then` is the session as of the checkpoint.
-pub fn state(checkpoint: &Checkpoint, then: &Session) -> String {
+/// Renders a [`CheckpointWhole`] as JSON text. `session` is the session as of the checkpoint.
+pub fn state(checkpoint: &Checkpoint, session: &Session) -> String {
     let role = |m: &StoredMessage| m.message.role();
-    let turn = then.messages.iter().rposition(|m| role(m) == Role::User).map_or(0, |i| i + 1);
-    let results = then.messages[turn..].iter().filter(|m| role(m) == Role::Tool);
+    let turn = session.messages.iter().rposition(|m| role(m) == Role::User).map_or(0, |i| i + 1);
+    let results = session.messages[turn..].iter().filter(|m| role(m) == Role::Tool);
     let answered: Vec<_> = results.filter_map(|m| m.message.tool_call_id()).collect();
-    let answer = then.messages[turn..].iter().rev().find(|m| role(m) == Role::Assistant);
+    let answer = session.messages[turn..].iter().rev().find(|m| role(m) == Role::Assistant);
     let started = |id: &str| {
         let since = answer.map_or(0, |m| m.seq);
-        then.runs.iter().flat_map(|r| &r.tools_started).any(|s| s.seq > since && s.call == id)
+        session.runs.iter().flat_map(|r| &r.tools_started).any(|s| s.seq > since && s.call == id)
     };
     let calls = answer.map(|m| m.message.tool_calls()).unwrap_or_default();
     let pending = calls.into_iter().filter(|c| !answered.contains(&c.id)).map(|c| PendingCall {
@@ -122,14 +122,14 @@ pub fn state(checkpoint: &Checkpoint, then: &Session) -> String {
         arguments: c.arguments,
     });
     let mut results = String::new();
-    let of_turn = then.messages.iter().enumerate().skip(turn);
-    put_messages(&mut results, of_turn.filter(|(_, m)| role(m) == Role::Tool));
+    let of_turn = session.messages.iter().enumerate().skip(turn);
+    write_messages(&mut results, of_turn.filter(|(_, m)| role(m) == Role::Tool));
     let fields = [
-        ("messages", messages(&then.messages, 0)),
+        ("messages", messages(&session.messages, 0)),
         ("pending_tool_calls", text(&pending.collect::<Vec<_>>())),
         ("tool_results", results),
         ("step_index", text(&checkpoint.step)),
-        ("metadata", text(&then.info.metadata)),
+        ("metadata", text(&session.info.metadata)),
     ];
     with(text(&CheckpointView::from(checkpoint)), &fields.each_ref().map(|(name, value)| (*name, value.as_str())))
 }
@@ -142,26 +142,27 @@ mod tests {
 
     #[tokio::test]
     async fn the_state_at_a_checkpoint_is_written_as_its_schema_says() {
-        let (tenure, who) = (Tenure::open("memory:").await.unwrap(), Principal::default());
-        let id = tenure.create(&who, NewSession::default()).await.unwrap().info.session_id.clone();
+        let tenure = Tenure::open("memory:").await.unwrap();
+        let principal = Principal::default();
+        let id = tenure.create(&principal, NewSession::default()).await.unwrap().info.session_id.clone();
         let call =
             |id: &str| format!(r#"{{"id":"{id}","type":"function","function":{{"name":"f","arguments":"{{}}"}}}}"#);
         let answer = format!(r#"{{"role":"assistant","content":null,"tool_calls":[{},{}]}}"#, call("a"), call("b"));
         let result = r#"{"role":"tool","tool_call_id":"a","content":"done"}"#;
         let messages = vec![Message::user("go"), Message::parse(&answer).unwrap(), Message::parse(result).unwrap()];
-        tenure.append(&who, &id, Append { messages, ..Append::default() }).await.unwrap();
-        let made = tenure.checkpoint(&who, &id, None).await.unwrap();
-        let then = tenure.state_at(&who, &id, &made).await.unwrap();
-        let views = || then.messages.iter().enumerate().map(|(i, said)| view(i, said));
+        tenure.append(&principal, &id, Append { messages, ..Append::default() }).await.unwrap();
+        let created = tenure.checkpoint(&principal, &id, None).await.unwrap();
+        let session = tenure.state_at(&principal, &id, &created).await.unwrap();
+        let views = || session.messages.iter().enumerate().map(|(i, stored)| view(i, stored));
         let pending = PendingCall { id: "b".into(), name: "f".into(), arguments: "{}".into(), started: false };
         let want = CheckpointWhole {
-            checkpoint: CheckpointView::from(&made),
+            checkpoint: CheckpointView::from(&created),
             messages: views().collect(),
             pending_tool_calls: vec![pending],
             tool_results: views().skip(2).collect(),
-            step_index: made.step,
+            step_index: created.step,
             metadata: Map::new(),
         };
-        assert_eq!(state(&made, &then), text(&want));
+        assert_eq!(state(&created, &session), text(&want));
     }
 }

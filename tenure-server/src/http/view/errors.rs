@@ -35,21 +35,21 @@ errors! {
 }
 
 fn error(status: u16) -> RefOr<utoipa::openapi::Response> {
-    let words = match status {
-        400 => "Something in the request is wrong; nothing was changed",
-        401 => "No key, or an unknown one",
-        403 => "The key does not allow it",
-        404 => "It is not there",
-        408 => "The body came too slowly; nothing was changed",
-        409 => "It exists already, is paused, or was changed meanwhile",
+    let description = match status {
+        400 => "Invalid request; nothing was changed",
+        401 => "Missing or unknown API key",
+        403 => "The API key lacks the required right",
+        404 => "Not found",
+        408 => "Timeout while reading the body; nothing was changed",
+        409 => "It already exists, is paused, or was changed concurrently",
         410 => "It has expired or was deleted; restore it",
-        412 => "`If-Match` does not hold any more",
-        413 => "Over a limit",
-        415 => "Not JSON",
-        500 => "What is stored there is damaged (`corrupt`)",
-        503 => "The store is not available",
+        412 => "The `If-Match` condition failed",
+        413 => "A size limit was exceeded",
+        415 => "The content type is not JSON",
+        500 => "The stored data is corrupt (`corrupt`)",
+        503 => "The store is unavailable",
         _ => "The disk is full",
     };
     let body = Content::new(Some(Ref::from_schema_name(<ErrorBody as ToSchema>::name())));
-    RefOr::T(ResponseBuilder::new().description(words).content("application/json", body).build())
+    RefOr::T(ResponseBuilder::new().description(description).content("application/json", body).build())
 }

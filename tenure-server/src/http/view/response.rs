@@ -33,9 +33,9 @@ pub fn json(status: StatusCode, seq: Option<Seq>, body: impl Into<Body>) -> Resp
 pub fn session(status: StatusCode, head: &Head) -> Response {
     let mut response = json(status, Some(head.seq), text(&SessionView::from(head)));
     if status == StatusCode::CREATED
-        && let Ok(place) = HeaderValue::from_str(&format!("/sessions/{}", head.info.session_id))
+        && let Ok(location) = HeaderValue::from_str(&format!("/sessions/{}", head.info.session_id))
     {
-        response.headers_mut().insert(header::LOCATION, place);
+        response.headers_mut().insert(header::LOCATION, location);
     }
     response
 }

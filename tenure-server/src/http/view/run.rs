@@ -5,12 +5,12 @@ use serde_json::Value;
 use tenure::{CachedToolResult, Head, Run, RunOutcome};
 use utoipa::ToSchema;
 
-/// One turn of work.
+/// A run: one turn of model and tool calls.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct RunView {
     /// Its id.
     pub id: String,
-    /// `queued`, `running`, `paused` (it waits for a person), `completed`, `failed` or `cancelled`.
+    /// `queued`, `running`, `paused` (waiting for review), `completed`, `failed` or `cancelled`.
     pub status: &'static str,
     /// When it began.
     #[schema(format = DateTime)]
@@ -18,7 +18,7 @@ pub struct RunView {
     /// When it ended.
     #[schema(format = DateTime)]
     pub ended_at: Option<String>,
-    /// What went wrong.
+    /// The error message, if it failed.
     pub error: Option<String>,
     /// The error as a stable code.
     pub code: Option<String>,
@@ -28,10 +28,10 @@ impl RunView {
     /// Builds the view of a run. `head` is the current head of its session, which tells whether an open run is
     /// paused, queued or running.
     pub fn of(run: &Run, head: &Head) -> Self {
-        let free = head.lease.as_ref().is_none_or(|l| l.node.is_empty());
+        let is_unleased = head.lease.as_ref().is_none_or(|l| l.node.is_empty());
         let status = match run.ended {
             None if !head.reviews.is_empty() => "paused",
-            None if free => "queued",
+            None if is_unleased => "queued",
             None => "running",
             Some((_, RunOutcome::Completed)) => "completed",
             Some((_, RunOutcome::Failed)) => "failed",
@@ -59,17 +59,23 @@ pub struct CachedView {
     pub parameters: Value,
     /// The result.
     pub result: Value,
-    /// When it was put there.
+    /// When it was cached.
     #[schema(format = DateTime)]
     pub created_at: String,
-    /// When its time is over.
+    /// When it expires.
     #[schema(format = DateTime)]
     pub expires_at: Option<String>,
 }
 
 impl From<CachedToolResult> for CachedView {
     fn from(c: CachedToolResult) -> Self {
-        let (created_at, expires_at) = (c.created_at.to_string(), c.expires_at.map(|t| t.to_string()));
-        Self { key: c.key, tool: c.tool, parameters: c.parameters, result: c.result, created_at, expires_at }
+        Self {
+            created_at: c.created_at.to_string(),
+            expires_at: c.expires_at.map(|t| t.to_string()),
+            key: c.key,
+            tool: c.tool,
+            parameters: c.parameters,
+            result: c.result,
+        }
     }
 }

@@ -10,30 +10,30 @@ use serde_json::{Map, Value};
 use tenure::{Head, Seq, Session};
 use utoipa::ToSchema;
 
-/// A session: what is known of it without its messages.
+/// A session without its messages.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct SessionView {
     /// Its id.
     pub id: String,
-    /// Its id, by its other name.
+    /// Alias of `id`.
     pub session_id: String,
     /// `session`.
     pub object: &'static str,
     /// `active`, `paused`, `expired` or `deleted`.
     pub status: &'static str,
-    /// Whose it is.
+    /// The user who owns it.
     pub user: String,
     /// The assistant it belongs to.
     pub assistant_id: Option<String>,
     /// The chat thread that shows it.
     pub thread_id: Option<String>,
-    /// The model it talks to.
+    /// The model it uses.
     pub model: Option<String>,
-    /// A title for people.
+    /// A human-readable title.
     pub title: Option<String>,
-    /// Words to find it by.
+    /// Tags for filtering.
     pub tags: Vec<String>,
-    /// Anything else.
+    /// Arbitrary metadata.
     #[schema(value_type = Object)]
     pub metadata: Map<String, Value>,
     /// When it began.
@@ -51,14 +51,14 @@ pub struct SessionView {
     pub seq: Seq,
     /// How many messages it has.
     pub message_count: usize,
-    /// How many turns.
+    /// The number of turns.
     pub turn_count: usize,
 }
 
-/// Where a fork left its parent.
+/// The fork point of a session.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ParentView {
-    /// The session whose log it leans on.
+    /// The ancestor whose log it references.
     pub session_id: String,
     /// The last record they share.
     pub seq: Seq,
@@ -114,24 +114,24 @@ impl From<tenure::SessionPage> for SessionList {
     }
 }
 
-/// A session, whole.
+/// A session with its messages.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct SessionWhole {
-    /// What is known of it.
+    /// The session's head.
     #[serde(flatten)]
     pub session: SessionView,
-    /// What has been said, oldest first.
+    /// The messages, oldest first.
     pub messages: Vec<MessageView>,
     /// The points to come back to, oldest first.
     pub checkpoints: Vec<CheckpointView>,
     /// The runs, oldest first.
     pub runs: Vec<RunView>,
-    /// What models are shown in place of the oldest messages.
+    /// The summary that replaces the oldest messages in prompts.
     pub summary: Option<SummaryView>,
-    /// With `include=cache`: tool results that are still good.
+    /// With `include=cache`: cached tool results that have not expired.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<Vec<CachedView>>,
-    /// With `include=discarded`: what rewinds have cut off.
+    /// With `include=discarded`: messages discarded by rewinds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub discarded: Option<Vec<DiscardedView>>,
 }
@@ -159,16 +159,17 @@ mod tests {
 
     #[tokio::test]
     async fn a_session_is_written_as_its_schema_says() {
-        let (tenure, who) = (Tenure::open("memory:").await.unwrap(), Principal::default());
+        let tenure = Tenure::open("memory:").await.unwrap();
+        let principal = Principal::default();
         let new = NewSession { title: Some("a \"title\"".to_owned()), ..NewSession::default() };
-        let id = tenure.create(&who, new).await.unwrap().info.session_id.clone();
+        let id = tenure.create(&principal, new).await.unwrap().info.session_id.clone();
         let messages = vec![Message::user("one"), Message::user("two")];
-        tenure.append(&who, &id, Append { messages, ..Append::default() }).await.unwrap();
-        tenure.checkpoint(&who, &id, None).await.unwrap();
-        let session = tenure.load(&who, &id).await.unwrap();
+        tenure.append(&principal, &id, Append { messages, ..Append::default() }).await.unwrap();
+        tenure.checkpoint(&principal, &id, None).await.unwrap();
+        let session = tenure.load(&principal, &id).await.unwrap();
         let want = SessionWhole {
             session: SessionView::from(session.head()),
-            messages: session.messages.iter().enumerate().map(|(i, said)| view(i, said)).collect(),
+            messages: session.messages.iter().enumerate().map(|(i, stored)| view(i, stored)).collect(),
             checkpoints: session.checkpoints.iter().map(CheckpointView::from).collect(),
             runs: Vec::new(),
             summary: None,

@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 /// A summary that models are shown in place of the oldest messages. The messages stay.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct SummaryView {
-    /// What it says.
+    /// The text of the summary.
     pub text: String,
     /// The last record it covers.
     pub upto: Seq,

@@ -84,13 +84,13 @@ fn remove_unlocked(scratch: &OwnedFd, name: &std::ffi::CStr, inode: u64) -> Resu
         return Ok(());
     }
     flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
-    empty(&directory)?;
+    remove_contents(&directory)?;
     unlinkat(scratch, name, AtFlags::REMOVEDIR)
 }
 
 /// Removes everything in a directory, however deeply nested, with two descriptors and without recursion: nested
 /// directories are first moved up to `top`.
-fn empty(top: &OwnedFd) -> Result<(), Errno> {
+fn remove_contents(top: &OwnedFd) -> Result<(), Errno> {
     let mut moved = 0u64;
     loop {
         let names = names(top, BATCH)?;
@@ -136,26 +136,26 @@ fn empty(top: &OwnedFd) -> Result<(), Errno> {
     }
 }
 
-fn names(directory: &OwnedFd, most: usize) -> Result<Vec<CString>, Errno> {
+fn names(directory: &OwnedFd, max: usize) -> Result<Vec<CString>, Errno> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {
         let name = entry?.file_name().to_owned();
         if name.as_c_str() != c"." && name.as_c_str() != c".." {
             names.push(name);
         }
-        if names.len() == most {
+        if names.len() == max {
             break;
         }
     }
     Ok(names)
 }
 
-fn is_directory(at: &OwnedFd, name: &std::ffi::CStr) -> Result<bool, Errno> {
-    Ok(FileType::from_raw_mode(statat(at, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode).is_dir())
+fn is_directory(directory: &OwnedFd, name: &std::ffi::CStr) -> Result<bool, Errno> {
+    Ok(FileType::from_raw_mode(statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode).is_dir())
 }
 
-fn open(at: impl AsFd, path: impl Arg) -> Result<OwnedFd, Errno> {
-    openat(at, path, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY, Mode::empty())
+fn open(directory: impl AsFd, path: impl Arg) -> Result<OwnedFd, Errno> {
+    openat(directory, path, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY, Mode::empty())
 }
 
 #[cfg(test)]
@@ -163,19 +163,20 @@ mod tests {
     use super::*;
 
     /// Counts the entries of a directory.
-    fn left(scratch: &Path) -> usize {
+    fn entry_count(scratch: &Path) -> usize {
         std::fs::read_dir(scratch).unwrap().count()
     }
 
-    /// Creates directories nested `depth` deep in `at`, each through a descriptor, because the path would be too long.
-    fn nest(at: &Path, depth: usize, mode: Mode) {
-        let mut here = open(CWD, at).unwrap();
+    /// Creates directories nested `depth` deep in `root`, each through a descriptor, because the path would be too
+    /// long.
+    fn nest(root: &Path, depth: usize, mode: Mode) {
+        let mut current = open(CWD, root).unwrap();
         let mut path = Vec::new();
         for _ in 0..depth {
-            mkdirat(&here, "d", Mode::RWXU).unwrap();
-            let inner = open(&here, "d").unwrap();
+            mkdirat(&current, "d", Mode::RWXU).unwrap();
+            let inner = open(&current, "d").unwrap();
             openat(&inner, "file", OFlags::CREATE | OFlags::CLOEXEC, Mode::empty()).unwrap();
-            path.push(std::mem::replace(&mut here, inner));
+            path.push(std::mem::replace(&mut current, inner));
             if path.len() > 100 {
                 path.remove(0);
             }
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_behind_is_removed() {
+    fn orphaned_directories_are_removed() {
         let memory = Some(Path::new("/dev/shm")).filter(|path| path.is_dir());
         let scratch = memory.map_or_else(tempfile::tempdir, tempfile::tempdir_in).unwrap();
         let held = Directory::create(scratch.path()).unwrap();
@@ -205,10 +206,10 @@ mod tests {
         std::fs::create_dir(scratch.path().join("other")).unwrap();
         drop((deep, unreadable, wide));
         clean(scratch.path()).unwrap();
-        assert_eq!(left(scratch.path()), 3, "the one in use, the file and the other directory");
+        assert_eq!(entry_count(scratch.path()), 3, "the one in use, the file and the other directory");
         assert_eq!(std::fs::read_to_string(held.files().join("kept")).unwrap(), "x");
         drop(held);
         clean(scratch.path()).unwrap();
-        assert_eq!(left(scratch.path()), 2);
+        assert_eq!(entry_count(scratch.path()), 2);
     }
 }

@@ -34,15 +34,15 @@ struct SandboxFiles {
 pub fn run(plan: &SandboxPlan) -> anyhow::Result<()> {
     signal_hook::flag::register(signal_hook::consts::SIGINT, Default::default())?;
     namespaces::guard();
-    let printed = memory_file().context("no file for the output")?;
+    let stderr_file = memory_file().context("could not create a file for the output")?;
     let (features, files) = confine(plan)?;
     let mut output = std::io::stdout();
     report(&mut output, &SandboxReport::Confined(features))?;
     let Some(interpreter) = &plan.interpreter else { return Ok(()) };
     let processes = features.namespaces.then_some(plan.processes);
-    let child = start(interpreter, processes, &files, printed)
-        .with_context(|| format!("can not run {}", interpreter.program.display()))?;
-    relay(child, &mut output, || usage::exceeded(&files.directory, &plan.files, files.enforced))
+    let child = start(interpreter, processes, &files, stderr_file)
+        .with_context(|| format!("cannot run {}", interpreter.program.display()))?;
+    proxy_io(child, &mut output, || usage::exceeded(&files.directory, &plan.files, files.enforced))
 }
 
 /// Enforces every restriction that the system supports. Fails if a required one is missing.
@@ -58,10 +58,10 @@ fn confine(plan: &SandboxPlan) -> anyhow::Result<(Features, SandboxFiles)> {
     let files = if features.mounts {
         SandboxFiles { directory: SESSION_DIRECTORY.into(), enforced: UsageLimit::ByKernel }
     } else {
-        let directory = plan.directory.clone().context("there is no directory for the session's files")?;
+        let directory = plan.directory.clone().context("no directory for the session's files was provided")?;
         SandboxFiles { directory, enforced: UsageLimit::Here }
     };
-    namespaces::drop_capabilities().context("capabilities could not be dropped")?;
+    namespaces::drop_capabilities().context("could not drop capabilities")?;
     match landlock::restrict(&files.directory, &plan.read) {
         Ok(tcp) => (features.landlock, features.landlock_tcp) = (true, tcp),
         Err(missing) => plan.accept(missing, &[Require::Full, Require::Landlock])?,
@@ -86,14 +86,14 @@ fn start(
     interpreter: &Interpreter,
     processes: Option<usize>,
     files: &SandboxFiles,
-    printed: File,
+    stderr_file: File,
 ) -> std::io::Result<Child> {
     let limits = ProcessLimits { processes, ..interpreter.limits.clone() };
     let limits = serde_json::to_string(&limits)?;
     let mut command = Command::new(&interpreter.program);
     command.args(["-I", "-u", "-c", DRIVER, &limits]).env_clear().env("LANG", "C.UTF-8");
     command.env("HOME", &files.directory).env("TMPDIR", &files.directory).current_dir(&files.directory);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(printed).spawn()
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr_file).spawn()
 }
 
 enum InitEvent {
@@ -106,12 +106,13 @@ enum InitEvent {
 
 /// Relays calls and answers until the interpreter exits. Every line of the interpreter is prefixed and followed by
 /// a check of the session's files.
-fn relay(mut child: Child, output: &mut impl Write, check: impl Fn() -> Option<String>) -> anyhow::Result<()> {
+fn proxy_io(mut child: Child, output: &mut impl Write, check: impl Fn() -> Option<String>) -> anyhow::Result<()> {
     let (events, received) = sync_channel(4);
     let (Some(calls), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
         anyhow::bail!("the interpreter has no pipes");
     };
-    let interpreter = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("the interpreter has no id")?;
+    let interpreter =
+        i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("the interpreter has no process id")?;
     let threads: [Box<dyn FnOnce() + Send>; 3] = [
         {
             let events = events.clone();
@@ -172,7 +173,7 @@ fn write_lines(
     check: impl Fn() -> Option<String>,
 ) -> std::io::Result<()> {
     let mut in_line = false;
-    let mut pass_on = |output: &mut dyn Write, bytes: &[u8]| -> std::io::Result<bool> {
+    let mut write_tagged = |output: &mut dyn Write, bytes: &[u8]| -> std::io::Result<bool> {
         for part in bytes.split_inclusive(|byte| *byte == b'\n') {
             if !in_line {
                 output.write_all(&[FROM_INTERPRETER])?;
@@ -189,15 +190,15 @@ fn write_lines(
     let mut unfinished = false;
     let ended = loop {
         match events.recv() {
-            Ok(InitEvent::Output(bytes)) => unfinished = pass_on(output, &bytes)?,
-            Ok(InitEvent::Exited(status)) => break how_it_ended(status),
+            Ok(InitEvent::Output(bytes)) => unfinished = write_tagged(output, &bytes)?,
+            Ok(InitEvent::Exited(status)) => break describe_exit(status),
             Ok(InitEvent::InputClosed) | Err(_) => return Ok(()),
         }
     };
     // Drains output that was written before the exit. Bounded, because an orphaned child may keep the pipe open.
     for _ in 0..MAX_DRAINED {
         match events.recv_timeout(TIME_TO_DRAIN) {
-            Ok(InitEvent::Output(bytes)) => unfinished = pass_on(output, &bytes)?,
+            Ok(InitEvent::Output(bytes)) => unfinished = write_tagged(output, &bytes)?,
             Ok(_) => {}
             Err(_) => break,
         }
@@ -208,7 +209,7 @@ fn write_lines(
     report(output, &SandboxReport::Ended(ended))
 }
 
-fn how_it_ended(status: WaitStatus) -> String {
+fn describe_exit(status: WaitStatus) -> String {
     match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => format!("exit code {code}"),
         (None, Some(signal)) => match signal_hook::low_level::signal_name(signal) {
@@ -225,7 +226,7 @@ mod tests {
 
     /// The interpreter cannot forge a report of the sandbox, whatever it writes.
     #[test]
-    fn lines_are_marked() {
+    fn lines_are_prefixed() {
         let (events, received) = sync_channel(10);
         for bytes in ["{\"id\":1}\n!{\"ended\"", ":\"x\"}\n\n", "rest"] {
             events.send(InitEvent::Output(bytes.as_bytes().to_vec())).unwrap();

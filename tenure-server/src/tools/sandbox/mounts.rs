@@ -65,29 +65,30 @@ mod linux {
     type Outcome<T> = Result<T, String>;
 
     /// Returns a closure that adds the failed operation and its path to an error.
-    fn at<E: std::fmt::Display>(what: &str, path: impl AsRef<Path>) -> impl FnOnce(E) -> String {
+    fn with_path<E: std::fmt::Display>(action: &str, path: impl AsRef<Path>) -> impl FnOnce(E) -> String {
         let path = path.as_ref().to_owned();
-        move |error| format!("{what} {}: {error}", path.display())
+        move |error| format!("{action} {}: {error}", path.display())
     }
 
     pub fn enter(read: &[PathBuf], base: &Path, limits: &FileLimits) -> Outcome<()> {
         let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-        mount_change("/", private).map_err(at("make private", "/"))?;
-        let base = base.canonicalize().map_err(at("find", base))?;
+        mount_change("/", private).map_err(with_path("make private", "/"))?;
+        let base = base.canonicalize().map_err(with_path("find", base))?;
         // The sources are opened first: `base` may be an ancestor of one of them.
         let trees = open_sources(read)?;
-        mount("tmpfs", &base, "tmpfs", PRIVATE, c"mode=0755,size=1m,nr_inodes=4096").map_err(at("mount", &base))?;
+        mount("tmpfs", &base, "tmpfs", PRIVATE, c"mode=0755,size=1m,nr_inodes=4096")
+            .map_err(with_path("mount", &base))?;
         // Until the root is replaced, everything can be undone.
-        let built = build(&base, &trees, limits);
-        if built.is_err() {
+        let result = build(&base, &trees, limits);
+        if result.is_err() {
             let _ = unmount(&base, UnmountFlags::DETACH);
         }
-        built?;
-        chdir(&base).map_err(at("enter", &base))?;
+        result?;
+        chdir(&base).map_err(with_path("enter", &base))?;
         // The old root is stacked on the new one, from where it is detached.
-        pivot_root(".", ".").map_err(at("make the root", &base))?;
-        unmount(".", UnmountFlags::DETACH).map_err(at("detach the old root of", &base))?;
-        chdir(SESSION_DIRECTORY).map_err(at("enter", SESSION_DIRECTORY))
+        pivot_root(".", ".").map_err(with_path("make the root", &base))?;
+        unmount(".", UnmountFlags::DETACH).map_err(with_path("detach the old root of", &base))?;
+        chdir(SESSION_DIRECTORY).map_err(with_path("enter", SESSION_DIRECTORY))
     }
 
     fn build(base: &Path, trees: &[(PathBuf, OwnedFd)], limits: &FileLimits) -> Outcome<()> {
@@ -95,14 +96,14 @@ mod linux {
             attach(base, path, tree)?;
         }
         let session = below(base, Path::new(SESSION_DIRECTORY));
-        std::fs::create_dir(&session).map_err(at("make", &session))?;
+        std::fs::create_dir(&session).map_err(with_path("make", &session))?;
         // POSIX shared memory counts as files of the session.
         let shared = base.join("dev/shm");
-        std::os::unix::fs::symlink(SESSION_DIRECTORY, &shared).map_err(at("make", &shared))?;
+        std::os::unix::fs::symlink(SESSION_DIRECTORY, &shared).map_err(with_path("make", &shared))?;
         make_read_only(base)?;
         let data = format!("mode=0700,size={},nr_inodes={}", limits.disk, limits.max_files.saturating_add(1));
         let data = std::ffi::CString::new(data).map_err(|e| e.to_string())?;
-        mount("tmpfs", &session, "tmpfs", PRIVATE, data.as_c_str()).map_err(at("mount", &session))
+        mount("tmpfs", &session, "tmpfs", PRIVATE, data.as_c_str()).map_err(with_path("mount", &session))
     }
 
     /// Clones the mounts to expose, not attached anywhere yet. [`SYSTEM`] and [`DEVICES`] entries that the host
@@ -112,7 +113,7 @@ mod linux {
         let mut trees = Vec::new();
         for path in topmost(fixed.chain(read.iter().cloned()).collect()) {
             let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
-            let tree = open_tree(CWD, &path, flags).map_err(at("open", &path))?;
+            let tree = open_tree(CWD, &path, flags).map_err(with_path("open", &path))?;
             trees.push((path, tree));
         }
         Ok(trees)
@@ -121,23 +122,23 @@ mod linux {
     fn attach(base: &Path, path: &Path, tree: &OwnedFd) -> Outcome<()> {
         let target = below(base, path);
         let parent = target.parent().unwrap_or(base);
-        std::fs::create_dir_all(parent).map_err(at("make", parent))?;
-        let stat = rustix::fs::fstat(tree).map_err(at("look at", path))?;
+        std::fs::create_dir_all(parent).map_err(with_path("make", parent))?;
+        let stat = rustix::fs::fstat(tree).map_err(with_path("look at", path))?;
         if rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir() {
-            std::fs::create_dir(&target).map_err(at("make", &target))?;
+            std::fs::create_dir(&target).map_err(with_path("make", &target))?;
         } else {
             open(&target, OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC, Mode::RUSR)
-                .map_err(at("make", &target))?;
+                .map_err(with_path("make", &target))?;
         }
-        move_mount(tree, "", CWD, &target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(at("show", path))
+        move_mount(tree, "", CWD, &target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(with_path("show", path))
     }
 
     /// Remounts the mount at `base` and all of its descendants read-only, including those cloned along with a
     /// directory.
     fn make_read_only(base: &Path) -> Outcome<()> {
-        let table = std::fs::read("/proc/self/mountinfo").map_err(at("read", "/proc/self/mountinfo"))?;
+        let table = std::fs::read("/proc/self/mountinfo").map_err(with_path("read", "/proc/self/mountinfo"))?;
         let mounts: Vec<Mount> = table.split(|byte| *byte == b'\n').filter_map(Mount::parse).collect();
-        let stat = statx(CWD, base, AtFlags::empty(), StatxFlags::MNT_ID).map_err(at("look at", base))?;
+        let stat = statx(CWD, base, AtFlags::empty(), StatxFlags::MNT_ID).map_err(with_path("look at", base))?;
         for mount in tree_of(&mounts, stat.stx_mnt_id) {
             // The kernel does not permit clearing flags of the host's mount in a user namespace.
             let mut flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID;
@@ -146,7 +147,7 @@ mod linux {
                     flags |= flag;
                 }
             }
-            mount_remount(&mount.path, flags, c"").map_err(at("make read-only", &mount.path))?;
+            mount_remount(&mount.path, flags, c"").map_err(with_path("make read-only", &mount.path))?;
         }
         Ok(())
     }
@@ -164,7 +165,8 @@ mod linux {
         fn parse(line: &[u8]) -> Option<Self> {
             let mut fields = line.split(|byte| *byte == b' ');
             let mut number = || std::str::from_utf8(fields.next()?).ok()?.parse().ok();
-            let (id, parent) = (number()?, number()?);
+            let id = number()?;
+            let parent = number()?;
             let mut fields = fields.skip(2);
             let path = PathBuf::from(OsString::from_vec(unescape(fields.next()?)));
             Some(Self { id, parent, path, options: String::from_utf8_lossy(fields.next()?).into_owned() })

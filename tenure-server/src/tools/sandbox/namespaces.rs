@@ -16,10 +16,11 @@ pub fn enter() -> Result<(), MissingFeature> {
     use rustix::thread::{
         CapabilitySet, UnshareFlags, capabilities, configure_capability_in_ambient_set, set_capabilities, unshare,
     };
-    let missing = |what: &str, error: &dyn std::fmt::Display| {
-        MissingFeature::new("user namespaces", REMEDY, format_args!("{what}: {error}"))
+    let missing = |operation: &str, error: &dyn std::fmt::Display| {
+        MissingFeature::new("user namespaces", REMEDY, format_args!("{operation}: {error}"))
     };
-    let (user, group) = (geteuid().as_raw(), getegid().as_raw());
+    let user = geteuid().as_raw();
+    let group = getegid().as_raw();
     let flags = UnshareFlags::NEWUSER
         | UnshareFlags::NEWNS
         | UnshareFlags::NEWPID

@@ -130,7 +130,7 @@ impl Features {
 
 /// A feature that this system lacks or does not permit.
 #[derive(Debug, thiserror::Error)]
-#[error("{feature} can not be used ({detail}). {remedy}")]
+#[error("{feature} is not available ({detail}). {remedy}")]
 pub struct MissingFeature {
     feature: &'static str,
     detail: String,
@@ -165,13 +165,13 @@ pub(super) fn report(output: &mut impl Write, report: &SandboxReport) -> std::io
 /// Returns the paths that are not below any of the others.
 pub(super) fn topmost(mut paths: Vec<PathBuf>) -> Vec<PathBuf> {
     paths.sort();
-    let mut kept: Vec<PathBuf> = Vec::new();
+    let mut outermost: Vec<PathBuf> = Vec::new();
     for path in paths {
-        if !kept.last().is_some_and(|above: &PathBuf| path.starts_with(above)) {
-            kept.push(path);
+        if !outermost.last().is_some_and(|above: &PathBuf| path.starts_with(above)) {
+            outermost.push(path);
         }
     }
-    kept
+    outermost
 }
 
 #[cfg(test)]

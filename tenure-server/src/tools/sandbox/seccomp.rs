@@ -222,7 +222,7 @@ mod linux {
         use super::*;
 
         #[test]
-        fn a_filter_can_be_made() {
+        fn a_filter_can_be_compiled() {
             for visible in [VisibleFiles::Private, VisibleFiles::Host] {
                 let length = program(visible).unwrap().len();
                 assert!((1000..4096).contains(&length), "{length}");

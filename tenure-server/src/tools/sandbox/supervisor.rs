@@ -29,12 +29,12 @@ pub fn run(mut plan: SandboxPlan) -> anyhow::Result<()> {
     let namespaces = plan.namespaces;
     let job = serde_json::to_string(&SandboxJob::Init(plan))?;
     // The write end is closed when the init process exits, because no other process holds it.
-    let (alive, held) = std::io::pipe()?;
-    let mut init = Command::new(own_executable()).args([SUBCOMMAND, &job]).stderr(held).spawn()?;
+    let (liveness_reader, liveness_writer) = std::io::pipe()?;
+    let mut init = Command::new(own_executable()).args([SUBCOMMAND, &job]).stderr(liveness_writer).spawn()?;
     let input = std::io::stdin();
     loop {
         // No requested events: only hang-ups of the other end are reported.
-        let mut ends = [PollFd::new(&input, PollFlags::empty()), PollFd::new(&alive, PollFlags::empty())];
+        let mut ends = [PollFd::new(&input, PollFlags::empty()), PollFd::new(&liveness_reader, PollFlags::empty())];
         match poll(&mut ends, None) {
             Err(rustix::io::Errno::INTR) => {}
             _ => break,

@@ -22,8 +22,7 @@ pub enum UsageLimit {
 /// Returns the exceeded limit, worded for the model, or `None` if no limit is exceeded. A failed check counts as
 /// exceeded.
 pub fn exceeded(directory: &Path, limits: &FileLimits, enforced: UsageLimit) -> Option<String> {
-    check(directory, limits, enforced)
-        .unwrap_or_else(|e| Some(format!("the session's files could not be checked: {e}")))
+    check(directory, limits, enforced).unwrap_or_else(|e| Some(format!("could not check the session's files: {e}")))
 }
 
 fn check(directory: &Path, limits: &FileLimits, enforced: UsageLimit) -> Result<Option<String>, Errno> {
@@ -36,13 +35,14 @@ fn check(directory: &Path, limits: &FileLimits, enforced: UsageLimit) -> Result<
             return Ok(None);
         }
     }
-    walk(root, limits)
+    scan(root, limits)
 }
 
 /// Scans all files, at most `max_files` of them, with at most `max_depth` open directory descriptors.
-fn walk(root: OwnedFd, limits: &FileLimits) -> Result<Option<String>, Errno> {
+fn scan(root: OwnedFd, limits: &FileLimits) -> Result<Option<String>, Errno> {
     let device = fstat(&root)?.st_dev;
-    let (mut files, mut bytes) = (0u64, 0u64);
+    let mut files = 0u64;
+    let mut bytes = 0u64;
     let mut open_directories = vec![Dir::new(root)?];
     loop {
         let depth = open_directories.len();
@@ -55,8 +55,8 @@ fn walk(root: OwnedFd, limits: &FileLimits) -> Result<Option<String>, Errno> {
         if name == c"." || name == c".." {
             continue;
         }
-        let here = directory.fd()?;
-        let stat = match statat(here, name, AtFlags::SYMLINK_NOFOLLOW) {
+        let parent = directory.fd()?;
+        let stat = match statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
             Err(Errno::NOENT) => continue,
             Err(e) => return Err(e),
@@ -70,7 +70,7 @@ fn walk(root: OwnedFd, limits: &FileLimits) -> Result<Option<String>, Errno> {
             )));
         }
         if bytes > limits.disk {
-            return Ok(Some(format!("the files take more than {} (python.disk)", tenure::ByteSize(limits.disk))));
+            return Ok(Some(format!("the files use more than {} (python.disk)", tenure::ByteSize(limits.disk))));
         }
         if FileType::from_raw_mode(stat.st_mode) != FileType::Directory || stat.st_dev != device {
             continue;
@@ -79,8 +79,8 @@ fn walk(root: OwnedFd, limits: &FileLimits) -> Result<Option<String>, Errno> {
             return Ok(Some(format!("directories are nested more than {} deep (python.max_depth)", limits.max_depth)));
         }
         // Makes an unreadable directory readable again: it could hide any number of files.
-        let opened = match open(here, name) {
-            Err(Errno::ACCESS) => chmodat(here, name, Mode::RWXU, AtFlags::empty()).and_then(|()| open(here, name)),
+        let opened = match open(parent, name) {
+            Err(Errno::ACCESS) => chmodat(parent, name, Mode::RWXU, AtFlags::empty()).and_then(|()| open(parent, name)),
             opened => opened,
         };
         match opened {
@@ -88,15 +88,15 @@ fn walk(root: OwnedFd, limits: &FileLimits) -> Result<Option<String>, Errno> {
             // Removed or replaced concurrently.
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
             Err(Errno::ACCESS | Errno::PERM | Errno::NOSYS) => {
-                return Ok(Some("a directory can not be read, so that its files can not be counted".to_owned()));
+                return Ok(Some("a directory is not readable, so its files cannot be counted".to_owned()));
             }
             Err(e) => return Err(e),
         }
     }
 }
 
-fn open(at: impl rustix::fd::AsFd, path: impl Arg) -> Result<OwnedFd, Errno> {
-    openat(at, path, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY, Mode::empty())
+fn open(directory: impl rustix::fd::AsFd, path: impl Arg) -> Result<OwnedFd, Errno> {
+    openat(directory, path, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY, Mode::empty())
 }
 
 #[cfg(test)]

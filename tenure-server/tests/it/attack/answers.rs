@@ -49,9 +49,9 @@ async fn an_endless_answer_is_ended() {
     assert_eq!(reply.body["error"]["param"], "max_message_bytes");
     let (status, export) = server.get("/sessions/s/export?format=openai").await;
     assert_eq!(status, 200);
-    let kept = export["messages"][1]["content"].as_str().unwrap().len();
-    assert!((900_000..1_000_000).contains(&kept), "{kept} bytes are kept");
-    assert_eq!(reply.said().len(), kept);
+    let stored_bytes = export["messages"][1]["content"].as_str().unwrap().len();
+    assert!((900_000..1_000_000).contains(&stored_bytes), "{stored_bytes} bytes are kept");
+    assert_eq!(reply.said().len(), stored_bytes);
     let (_, run) = server.get(&format!("/sessions/s/runs/{}", reply.body["run_id"].as_str().unwrap())).await;
     assert!(run.to_string().contains("answer_too_large"), "{run}");
     // The limit also applies with `store: false`.

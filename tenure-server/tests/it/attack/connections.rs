@@ -68,13 +68,13 @@ fn ask_on(stream: &mut TcpStream, key: &str) -> String {
 /// Idle HTTP/2 connections without a key, far more than the limit: clients with a key are served throughout, and an
 /// authenticated connection is not evicted.
 #[tokio::test(flavor = "multi_thread")]
-async fn idle_connections_without_a_key_lock_nobody_out() {
+async fn idle_connections_without_a_key_do_not_lock_out_other_clients() {
     let dir = tempfile::tempdir().unwrap();
     let max = amount(24, 1024);
     let yaml = format!("limits: {{max_connections: {max}, max_connections_per_address: {max}, header_timeout: 10m}}");
     let (server, key, _) = with_keys(dir.path(), &yaml).await;
-    let mut kept = TcpStream::connect(server.address).unwrap();
-    assert!(ask_on(&mut kept, &key).starts_with("HTTP/1.1 200"));
+    let mut authenticated = TcpStream::connect(server.address).unwrap();
+    assert!(ask_on(&mut authenticated, &key).starts_with("HTTP/1.1 200"));
     let (mut held, mut idle, mut served) = (Vec::new(), Vec::new(), 0);
     for i in 0..max * 2 {
         match i % 3 {
@@ -99,7 +99,10 @@ async fn idle_connections_without_a_key_lock_nobody_out() {
             served += 1;
         }
     }
-    assert!(ask_on(&mut kept, &key).starts_with("HTTP/1.1 200"), "an authenticated connection was closed first");
+    assert!(
+        ask_on(&mut authenticated, &key).starts_with("HTTP/1.1 200"),
+        "an authenticated connection was closed first"
+    );
     report("idle connections", "opened / limit / requests served meanwhile", format!("{} / {max} / {served}", max * 2));
 }
 

@@ -16,14 +16,14 @@ const CONFIG: &str = "store: sqlite:tenure.db\ntelemetry: {log: 'off'}\n";
 /// Creates a key for a user of a tenant with the command line.
 fn key(dir: &Path, tenant: &str, user: &str) -> String {
     std::fs::write(dir.join("tenure.yaml"), CONFIG).unwrap();
-    let made = Command::new(crate::running::binary())
+    let output = Command::new(crate::running::binary())
         .current_dir(dir)
         .args(["keys", "add", "--tenant", tenant, "--user", user])
         .output()
         .unwrap();
-    assert!(made.status.success(), "{made:?}");
-    let said = String::from_utf8(made.stdout).unwrap();
-    said.split_whitespace().find(|word| word.starts_with("tnr_") || word.len() > 30).unwrap().to_owned()
+    assert!(output.status.success(), "{output:?}");
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    stdout.split_whitespace().find(|word| word.starts_with("tnr_") || word.len() > 30).unwrap().to_owned()
 }
 
 /// Writes sessions of one user directly to the store.
@@ -40,8 +40,8 @@ async fn fill(dir: &Path, tenant: &str, count: usize) {
     });
     // Commits are batched into shared transactions.
     for some in commits.collect::<Vec<_>>().chunks(200) {
-        for done in futures_util::future::join_all(some.iter().map(|commit| store.commit(commit))).await {
-            done.unwrap();
+        for result in futures_util::future::join_all(some.iter().map(|commit| store.commit(commit))).await {
+            result.unwrap();
         }
     }
 }
@@ -135,27 +135,27 @@ async fn an_offset_has_a_limit_and_a_scan_has_a_cursor() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_search_through_nested_forks_is_cut() {
+async fn a_search_through_nested_forks_is_bounded() {
     let dir = tempfile::tempdir().unwrap();
     let forks = amount(60, 2_000);
     {
         let tenure = Tenure::open(&format!("sqlite:{}", dir.path().join("tenure.db").display())).await.unwrap();
-        let (who, id) = (Principal::default(), |n: usize| SessionId::new(format!("f{n}")).unwrap());
-        tenure.create(&who, NewSession { id: Some(id(0)), ..NewSession::default() }).await.unwrap();
-        tenure.append(&who, &id(0), vec![Message::user("the ferry")]).await.unwrap();
+        let (principal, id) = (Principal::default(), |n: usize| SessionId::new(format!("f{n}")).unwrap());
+        tenure.create(&principal, NewSession { id: Some(id(0)), ..NewSession::default() }).await.unwrap();
+        tenure.append(&principal, &id(0), vec![Message::user("the ferry")]).await.unwrap();
         for n in 1..forks {
-            tenure.fork(&who, &id(n - 1), Point::Position(1), Some(id(n))).await.unwrap();
+            tenure.fork(&principal, &id(n - 1), Point::Position(1), Some(id(n))).await.unwrap();
         }
     }
     let server = Running::start(dir.path(), CONFIG);
-    let (start, mut worst, mut pages, mut found) = (Instant::now(), Duration::ZERO, 0, 0);
+    let (start, mut worst, mut pages, mut hits) = (Instant::now(), Duration::ZERO, 0, 0);
     let mut path = "/search?q=ferry&limit=100".to_owned();
     loop {
         let one = Instant::now();
         let (status, body) = server.get(&path).await;
         assert_eq!(status, 200, "{body}");
         worst = worst.max(one.elapsed());
-        found += body["data"].as_array().unwrap().len();
+        hits += body["data"].as_array().unwrap().len();
         pages += 1;
         let Some(next) = body["next_cursor"].as_str() else { break };
         path = format!("/search?q=ferry&limit=100&cursor={next}");
@@ -165,7 +165,7 @@ async fn a_search_through_nested_forks_is_cut() {
         }
     }
     // Each fork has the message of the first session, and up to as many ancestors as there are forks.
-    assert!(found > 0 && (pages == 20 || found == forks), "{found} found on {pages} pages");
+    assert!(hits > 0 && (pages == 20 || hits == forks), "{hits} found on {pages} pages");
     assert!(pages > 1 || forks < 60, "the work of one page is bounded");
     report("nested forks", "worst page", format!("{:.0} ms", worst.as_secs_f64() * 1e3));
     report("nested forks", "pages, all together", format!("{pages} in {:.1} s", start.elapsed().as_secs_f64()));
@@ -179,14 +179,15 @@ async fn a_large_text_is_redacted_in_linear_time() {
     let time = async |name: &str, bytes: usize| {
         let text = "ann@example.com and [redacted: email] ".repeat(bytes / 38);
         let body = json!({"messages": [{"role": "user", "content": format!("needle {text}")}]});
-        let (status, made) = answer(server.request("POST", "/sessions").json(&json!({"id": name}))).await;
-        assert_eq!(status, 201, "{made}");
-        let (status, done) = answer(server.request("POST", &format!("/sessions/{name}/messages")).json(&body)).await;
-        assert_eq!(status, 201, "{done}");
+        let (status, created) = answer(server.request("POST", "/sessions").json(&json!({"id": name}))).await;
+        assert_eq!(status, 201, "{created}");
+        let (status, appended) =
+            answer(server.request("POST", &format!("/sessions/{name}/messages")).json(&body)).await;
+        assert_eq!(status, 201, "{appended}");
         let start = Instant::now();
-        let (status, found) = server.get("/search?q=needle&limit=1").await;
-        assert_eq!((status, found["data"][0]["session_id"].as_str()), (200, Some(name)), "{found}");
-        assert!(!found.to_string().contains("ann@"), "it is redacted");
+        let (status, search_page) = server.get("/search?q=needle&limit=1").await;
+        assert_eq!((status, search_page["data"][0]["session_id"].as_str()), (200, Some(name)), "{search_page}");
+        assert!(!search_page.to_string().contains("ann@"), "it is redacted");
         start.elapsed()
     };
     time("warm", 1 << 10).await;

@@ -68,15 +68,15 @@ impl Attack {
     }
 
     /// The number of files that sandboxes have left there.
-    fn left(&self) -> usize {
+    fn remaining(&self) -> usize {
         std::fs::read_dir(self.scratch()).unwrap().count()
     }
 
     /// Starts a run in a session in which the model calls the tool once with this code.
     async fn begin(&self, session: &str, code: &str, mode: &str) -> (u16, Value) {
         let post = |path: String, body: Value| self.server().request("POST", &path).json(&body);
-        let made = answer(post("/sessions".into(), json!({"id": session, "assistant_id": "agent"}))).await;
-        assert!([201, 409].contains(&made.0), "{made:?}");
+        let created = answer(post("/sessions".into(), json!({"id": session, "assistant_id": "agent"}))).await;
+        assert!([201, 409].contains(&created.0), "{created:?}");
         let arguments = json!({ "code": code }).to_string();
         self.model.then(Act::Answer(call("c", "python", &arguments))).then(Act::Answer(assistant("Done.")));
         answer(post(format!("/sessions/{session}/runs"), json!({"input": "Go", "mode": mode}))).await
@@ -110,7 +110,7 @@ async fn nested_directories_do_not_end_the_server() {
     let rounds = amount(1, 20);
     for _ in 0..rounds {
         let ended = attack.run("s", NESTED).await;
-        assert!(ended.contains("python.max_depth") && ended.contains("is gone"), "{ended}");
+        assert!(ended.contains("python.max_depth") && ended.contains("all definitions are lost"), "{ended}");
         assert_eq!(attack.run("s", "1 + 1").await, "2");
     }
     // All directories exist, and nothing was checked before the session ends.
@@ -122,7 +122,7 @@ async fn nested_directories_do_not_end_the_server() {
     assert_eq!(deleted.0, 200, "{deleted:?}");
     within("it is ended", async || processes("sleep 98770.1") == 0).await;
     assert_eq!(attack.server().get("/healthz").await.0, 200);
-    assert_eq!(attack.left(), 0, "nothing of a session is on the host");
+    assert_eq!(attack.remaining(), 0, "nothing of a session is on the host");
     // Nothing is left after the server was killed either.
     let code = format!("{NESTED}\nimport subprocess\nsubprocess.run(['sleep', '98770.3'])");
     attack.model.clear();
@@ -130,7 +130,7 @@ async fn nested_directories_do_not_end_the_server() {
     within("they are made", async || processes("sleep 98770.3") == 1).await;
     attack.server.take().unwrap().kill();
     within("the interpreter is gone", async || processes("sleep 98770.3") == 0).await;
-    assert_eq!(attack.left(), 0, "nothing of a session is on the host");
+    assert_eq!(attack.remaining(), 0, "nothing of a session is on the host");
     report("sandbox::nested_directories", "directories", 13_130 * (rounds + 2));
 }
 
@@ -139,7 +139,7 @@ async fn files_on_the_host_are_removed_outside_the_server() {
     let mut attack = Attack::start_without_namespaces(json!({"require": "landlock", "max_files": 20_000})).await;
     let ended = attack.run("s", NESTED).await;
     assert!(ended.contains("python.max_depth"), "{ended}");
-    within("they are removed", async || attack.left() == 0).await;
+    within("they are removed", async || attack.remaining() == 0).await;
     // Unreadable directories, nested directories, and a server that is killed.
     let code = format!(
         "{NESTED}\nos.mkdir('hidden', 0)\nos.mkdir('top/hidden', 0)\nimport subprocess\nsubprocess.run(['sleep', '98770.2'])"
@@ -148,9 +148,9 @@ async fn files_on_the_host_are_removed_outside_the_server() {
     within("they are made", async || processes("sleep 98770.2") == 1).await;
     attack.server.take().unwrap().kill();
     within("the interpreter is gone", async || processes("sleep 98770.2") == 0).await;
-    assert_eq!(attack.left(), 1, "the directory of the killed server");
+    assert_eq!(attack.remaining(), 1, "the directory of the killed server");
     attack.restart();
-    within("what was left behind is removed", async || attack.left() == 0).await;
+    within("what was left behind is removed", async || attack.remaining() == 0).await;
     assert_eq!(attack.server().get("/healthz").await.0, 200);
 }
 
@@ -225,7 +225,7 @@ async fn disk_files_and_depth_are_limited() {
     let memory =
         "import ctypes\nlibc = ctypes.CDLL(None)\n(libc.memfd_create(b'x', 0), libc.shmget(0, 1 << 20, 0o1600))";
     assert_eq!(attack.run("s", memory).await, "(-1, -1)");
-    assert_eq!(attack.left(), 0);
+    assert_eq!(attack.remaining(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -248,7 +248,7 @@ async fn a_system_that_can_not_isolate_refuses() {
     let mut attack = Attack::start_without_namespaces(json!({})).await;
     let refused = attack.run("s", "open('/etc/passwd').read()").await;
     assert!(refused.contains("user namespaces") && refused.contains("python.require"), "{refused}");
-    assert_eq!(attack.left(), 0);
+    assert_eq!(attack.remaining(), 0);
     let log = attack.server.take().unwrap().stop();
-    assert!(log.contains("the Python tool can not be used") && log.contains("user namespaces"), "{log}");
+    assert!(log.contains("the Python tool is not available") && log.contains("user namespaces"), "{log}");
 }

@@ -11,8 +11,8 @@ async fn sighup_reloads_and_never_kills() {
     let dir = tempfile::tempdir().unwrap();
     let yaml = "store: 'memory:'\nlisten: 127.0.0.1:0\n";
     let mut server = Running::start(dir.path(), yaml);
-    let logged = async |server: &Running, what: &str| {
-        until(what, Duration::from_secs(30), async || server.log().contains(what)).await;
+    let logged = async |server: &Running, text: &str| {
+        until(text, Duration::from_secs(30), async || server.log().contains(text)).await;
     };
     server.signal("HUP");
     logged(&server, "needs_restart=\"nothing\"").await;
@@ -24,10 +24,10 @@ async fn sighup_reloads_and_never_kills() {
     logged(&server, "DEBUG").await;
     for invalid in ["limits: {max_pages: 7}", "telemetry: {log: 'a=b=c'}", "limits: {max_page: 0}"] {
         std::fs::write(dir.path().join("tenure.yaml"), invalid).unwrap();
-        let before = server.log().matches("nothing was changed").count();
+        let before = server.log().matches("no setting was changed").count();
         server.signal("HUP");
         until("it is refused", Duration::from_secs(30), async || {
-            server.log().matches("nothing was changed").count() > before
+            server.log().matches("no setting was changed").count() > before
         })
         .await;
     }

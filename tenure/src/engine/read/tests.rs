@@ -8,55 +8,56 @@ use crate::tenure::Tenure;
 use std::pin::pin;
 use std::task::Poll;
 
-fn who() -> Principal {
+fn principal() -> Principal {
     Principal::new("t", "ada").unwrap()
 }
 
 /// Appends a message without this handle's cache, as another process does.
-async fn say_elsewhere(tenure: &Tenure, id: &SessionId) {
+async fn append_in_other_process(tenure: &Tenure, id: &SessionId) {
     let other = Tenure::on(tenure.store().clone(), Options::default());
-    other.append(&who(), id, vec![Message::user("hi")]).await.unwrap();
+    other.append(&principal(), id, vec![Message::user("hi")]).await.unwrap();
 }
 
 /// Readers that waited during a head check share its result; readers that arrive later check again.
 #[tokio::test]
-async fn a_look_serves_all_who_came_before_it() {
+async fn a_head_check_serves_all_readers_that_arrived_before_it() {
     let tenure = Tenure::open("memory:").await.unwrap();
-    let id = tenure.create(&who(), NewSession::default()).await.unwrap().info.session_id.clone();
+    let id = tenure.create(&principal(), NewSession::default()).await.unwrap().info.session_id.clone();
     let length = |state: &CacheState| Ok(state.head().map_or(0, |h| h.mark.messages));
-    assert_eq!(tenure.engine.read(&who(), &id, Depth::Head, length).await.unwrap(), 0);
+    assert_eq!(tenure.engine.read(&principal(), &id, Depth::Head, length).await.unwrap(), 0);
 
-    let (ada, hot) = (who(), tenure.engine.hot(&who().key(&id)));
-    let mut held = hot.known.lock().await;
-    let mut waits = pin!(tenure.engine.read(&ada, &id, Depth::Head, length));
-    assert!(std::future::poll_fn(|context| Poll::Ready(waits.as_mut().poll(context).is_pending())).await);
-    tenure.engine.catch_up(&who().key(&id), &mut held).await.unwrap();
-    say_elsewhere(&tenure, &id).await;
-    drop(held);
-    assert_eq!(waits.await.unwrap(), 0, "what was found when it had come already");
-    assert_eq!(tenure.engine.read(&who(), &id, Depth::Head, length).await.unwrap(), 1);
+    let ada = principal();
+    let cache_entry = tenure.engine.hot(&principal().key(&id));
+    let mut cached = cache_entry.known.lock().await;
+    let mut waiting = pin!(tenure.engine.read(&ada, &id, Depth::Head, length));
+    assert!(std::future::poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context).is_pending())).await);
+    tenure.engine.catch_up(&principal().key(&id), &mut cached).await.unwrap();
+    append_in_other_process(&tenure, &id).await;
+    drop(cached);
+    assert_eq!(waiting.await.unwrap(), 0, "a head check that started after the reader arrived is shared");
+    assert_eq!(tenure.engine.read(&principal(), &id, Depth::Head, length).await.unwrap(), 1);
 
     // A head check that began before the reader arrived does not count.
-    let mut held = hot.known.lock().await;
-    tenure.engine.catch_up(&who().key(&id), &mut held).await.unwrap();
-    let mut waits = pin!(tenure.engine.read(&ada, &id, Depth::Head, length));
-    assert!(std::future::poll_fn(|context| Poll::Ready(waits.as_mut().poll(context).is_pending())).await);
-    say_elsewhere(&tenure, &id).await;
-    drop(held);
-    assert_eq!(waits.await.unwrap(), 2);
+    let mut cached = cache_entry.known.lock().await;
+    tenure.engine.catch_up(&principal().key(&id), &mut cached).await.unwrap();
+    let mut waiting = pin!(tenure.engine.read(&ada, &id, Depth::Head, length));
+    assert!(std::future::poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context).is_pending())).await);
+    append_in_other_process(&tenure, &id).await;
+    drop(cached);
+    assert_eq!(waiting.await.unwrap(), 2);
 }
 
 /// A commit counts as a head check: its base was current.
 #[tokio::test]
-async fn a_commit_serves_all_who_came_before_it() {
+async fn a_commit_serves_all_readers_that_arrived_before_it() {
     let tenure = Tenure::open("memory:").await.unwrap();
-    let id = tenure.create(&who(), NewSession::default()).await.unwrap().info.session_id.clone();
-    let hot = tenure.engine.hot(&who().key(&id));
-    let mut held = hot.known.lock().await;
-    tenure.engine.catch_up(&who().key(&id), &mut held).await.unwrap();
-    let before = held.as_of;
-    let came = moment();
+    let id = tenure.create(&principal(), NewSession::default()).await.unwrap().info.session_id.clone();
+    let cache_entry = tenure.engine.hot(&principal().key(&id));
+    let mut cached = cache_entry.known.lock().await;
+    tenure.engine.catch_up(&principal().key(&id), &mut cached).await.unwrap();
+    let before = cached.as_of;
+    let arrived = moment();
     let entry = Entry::message(Message::user("hi"));
-    tenure.engine.commit(&mut held, PendingCommit::new(vec![entry], ()), tenure.now()).await.unwrap();
-    assert!(before < came && came < held.as_of);
+    tenure.engine.commit(&mut cached, PendingCommit::new(vec![entry], ()), tenure.now()).await.unwrap();
+    assert!(before < arrived && arrived < cached.as_of);
 }

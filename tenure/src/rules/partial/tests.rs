@@ -23,7 +23,7 @@ enum Event {
     Answer,
     /// A message with this role arrives at any time; the flag makes it an instruction that replaces the
     /// initial ones.
-    Say(&'static str, bool),
+    Message(&'static str, bool),
     Info,
     Checkpoint,
     /// A review is opened.
@@ -38,11 +38,11 @@ enum Event {
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         8 => Just(Event::Ask),
-        4 => (1..3usize, 0..3usize, 0..3usize).prop_map(|(n, begun, done)| Event::Calls(n, begun, done)),
+        4 => (1..3usize, 0..3usize, 0..3usize).prop_map(|(n, started, finished)| Event::Calls(n, started, finished)),
         8 => Just(Event::Answer),
-        1 => Just(Event::Say("user", false)),
-        1 => Just(Event::Say("system", false)),
-        1 => Just(Event::Say("system", true)),
+        1 => Just(Event::Message("user", false)),
+        1 => Just(Event::Message("system", false)),
+        1 => Just(Event::Message("system", true)),
         1 => Just(Event::Info),
         2 => Just(Event::Checkpoint),
         1 => Just(Event::Review),
@@ -73,10 +73,10 @@ impl Log {
         self.records.push(record);
     }
 
-    fn say(&mut self, message: Message, lead: bool) {
+    fn push_message(&mut self, message: Message, replaces_instructions: bool) {
         self.push(Entry::Message(MessageEntry {
             run: self.session.head().run.clone(),
-            lead,
+            lead: replaces_instructions,
             ..MessageEntry::from(message)
         }));
     }
@@ -87,40 +87,45 @@ impl Log {
         }
     }
 
-    fn happen(&mut self, event: &Event) {
+    fn apply_event(&mut self, event: &Event) {
         let n = self.session.seq;
         match event {
             Event::Ask => {
                 self.end();
-                self.say(Message::user(&format!("question {n}")), false);
+                self.push_message(Message::user(&format!("question {n}")), false);
                 let run = RunId::new(format!("run-{n}")).unwrap();
                 self.push(Entry::RunStarted { run, claim: None, detail: Map::new() });
             }
-            Event::Calls(calls, begun, done) => {
+            Event::Calls(calls, started, finished) => {
                 let Some(run) = self.session.head().run.clone() else { return };
                 let ids: Vec<String> = (0..*calls).map(|i| format!("call-{i}")).collect();
                 let call =
                     |id: &String| json!({"id": id, "type": "function", "function": {"name": "t", "arguments": "{}"}});
                 let calls: Vec<_> = ids.iter().map(call).collect();
                 let message = json!({"role": "assistant", "content": format!("let me see {n}"), "tool_calls": calls});
-                self.say(Message::from_value(&message).unwrap(), false);
-                for call in ids.iter().take(*begun) {
-                    let (run, call, tool) = (run.clone(), call.clone(), "t".to_owned());
-                    self.push(Entry::ToolStarted { run, call, tool, detail: Map::new() });
+                self.push_message(Message::from_value(&message).unwrap(), false);
+                for call in ids.iter().take(*started) {
+                    self.push(Entry::ToolStarted {
+                        run: run.clone(),
+                        call: call.clone(),
+                        tool: "t".to_owned(),
+                        detail: Map::new(),
+                    });
                 }
-                for id in ids.iter().take(*done) {
-                    self.say(Message::tool(id, &format!("result {n}")), false);
+                for id in ids.iter().take(*finished) {
+                    self.push_message(Message::tool(id, &format!("result {n}")), false);
                 }
             }
             Event::Answer => {
-                self.say(Message::assistant(&format!("answer {n}")), false);
+                self.push_message(Message::assistant(&format!("answer {n}")), false);
                 self.end();
             }
-            Event::Say("user", lead) => self.say(Message::user(&format!("by the way {n}")), *lead),
-            Event::Say(_, lead) => self.say(Message::system(&format!("be brief {n}")), *lead),
+            Event::Message("user", replaces) => self.push_message(Message::user(&format!("by the way {n}")), *replaces),
+            Event::Message(_, replaces) => self.push_message(Message::system(&format!("be brief {n}")), *replaces),
             Event::Info => self.push(Entry::info(SessionPatch::default())),
             Event::Checkpoint => {
-                let (label, run) = (CheckpointLabel::new(format!("c-{n}")).unwrap(), self.session.head().run.clone());
+                let label = CheckpointLabel::new(format!("c-{n}")).unwrap();
+                let run = self.session.head().run.clone();
                 self.push(Entry::Checkpoint(CheckpointEntry {
                     label,
                     auto: true,
@@ -132,18 +137,24 @@ impl Log {
             Event::Review => {
                 let Some(run) = self.session.head().run.clone() else { return };
                 let review = ReviewId::of(&self.session.info.session_id, n + 1);
-                let (step, run, call) = ("t".to_owned(), Some(run), Some("call-0".to_owned()));
-                let (queue, lost, timeout, detail) = (None, false, None, Map::new());
-                self.push(Entry::review_opened(ReviewOpened { review, step, run, call, queue, lost, timeout, detail }));
+                self.push(Entry::review_opened(ReviewOpened {
+                    review,
+                    step: "t".to_owned(),
+                    run: Some(run),
+                    call: Some("call-0".to_owned()),
+                    queue: None,
+                    lost: false,
+                    timeout: None,
+                    detail: Map::new(),
+                }));
             }
             Event::Decide => {
                 let Some(open) = self.session.open_reviews().next().map(|r| r.opened.clone()) else { return };
-                let (decision, reviewer) = (Decision::Approved, "eve".to_owned());
                 let decided = ReviewDecided {
                     review: open.review,
                     step: open.step,
-                    decision,
-                    reviewer,
+                    decision: Decision::Approved,
+                    reviewer: "eve".to_owned(),
                     notes: None,
                     arguments: None,
                     previous: None,
@@ -152,8 +163,8 @@ impl Log {
             }
             Event::Rewind(to) => {
                 let to = Point::Position(to.index(self.session.messages.len() + 1));
-                let place = self.session.locate(&to).unwrap();
-                self.push(Entry::Rewound(RewindEntry { to: place.seq, mark: place.mark }));
+                let point = self.session.locate(&to).unwrap();
+                self.push(Entry::Rewound(RewindEntry { to: point.seq, mark: point.mark }));
             }
             Event::Compact(upto) => {
                 let covered = self.session.summary().map_or(0, |s| s.position);
@@ -170,11 +181,11 @@ impl Log {
     }
 
     /// Folds the last `size` records, if they suffice.
-    fn tail(&self, size: usize, window: &Window) -> Option<Session> {
+    fn partial(&self, size: usize, window: &Window) -> Option<Session> {
         let newest = &self.records[self.records.len() - size..];
         let since = newest.first()?.seq;
-        let front = self.session.head().front.as_ref()?;
-        let before: Vec<Record> = front
+        let prefix = self.session.head().front.as_ref()?;
+        let before: Vec<Record> = prefix
             .places(since)
             .flat_map(|(from, to)| self.records[from as usize - 1..to as usize].iter().cloned())
             .collect();
@@ -182,26 +193,27 @@ impl Log {
     }
 }
 
-/// Asserts that everything a run reads is the same in the partial and in the whole session.
-fn assert_same(tail: &Session, whole: &Session, window: &Window) {
-    assert_eq!(history(tail, window), history(whole, window));
+/// Asserts that everything a run reads is the same in the partial and in the full session.
+fn assert_same(partial: &Session, full: &Session, window: &Window) {
+    assert_eq!(history(partial, window), history(full, window));
     let tools = [Tool { name: "t".to_owned(), ..Tool::default() }];
     let rules = RunRules { tools: &tools, review: &[], client_tools: false };
-    assert_eq!(next(tail, &rules), next(whole, &rules));
-    assert_eq!(tail.open_reviews().collect::<Vec<_>>(), whole.open_reviews().collect::<Vec<_>>());
-    assert_eq!(tail.older.0 + tail.messages.len(), whole.messages.len());
-    let known = whole.checkpoints.iter().filter(|c| tail.checkpoints.iter().any(|t| t.seq == c.seq));
-    assert_eq!(tail.checkpoints.iter().collect::<Vec<_>>(), known.collect::<Vec<_>>());
-    let Some(run) = &whole.head().run else { return };
-    assert_eq!(tail.run(run), whole.run(run));
-    let own = |session: &Session| session.messages.iter().rev().take_while(|m| m.run.as_ref() == Some(run)).count();
-    assert_eq!(own(tail), own(whole));
-    let set = |session: &Session| {
+    assert_eq!(next(partial, &rules), next(full, &rules));
+    assert_eq!(partial.open_reviews().collect::<Vec<_>>(), full.open_reviews().collect::<Vec<_>>());
+    assert_eq!(partial.older.0 + partial.messages.len(), full.messages.len());
+    let expected = full.checkpoints.iter().filter(|c| partial.checkpoints.iter().any(|t| t.seq == c.seq));
+    assert_eq!(partial.checkpoints.iter().collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+    let Some(run) = &full.head().run else { return };
+    assert_eq!(partial.run(run), full.run(run));
+    let count_own =
+        |session: &Session| session.messages.iter().rev().take_while(|m| m.run.as_ref() == Some(run)).count();
+    assert_eq!(count_own(partial), count_own(full));
+    let run_checkpoints = |session: &Session| {
         let since = session.run(run).map(|r| r.seq).unwrap();
         session.checkpoints.iter().filter(|c| c.seq > since).cloned().collect::<Vec<_>>()
     };
-    assert_eq!(set(tail), set(whole));
-    assert!(whole.messages.iter().all(|m| tail.has(m.seq)));
+    assert_eq!(run_checkpoints(partial), run_checkpoints(full));
+    assert!(full.messages.iter().all(|m| partial.has(m.seq)));
 }
 
 fn window() -> impl Strategy<Value = Window> {
@@ -215,28 +227,28 @@ proptest! {
     /// For any history, a partial session that is considered sufficient is equivalent to the whole, and stays
     /// so while the run continues.
     #[test]
-    fn a_tail_tells_a_run_what_the_whole_session_does(
-        opening in prop::collection::vec(any::<bool>(), 0..3),
+    fn a_partial_session_is_equivalent_to_the_full_session(
+        initial in prop::collection::vec(any::<bool>(), 0..3),
         events in prop::collection::vec(event(), 0..60),
         later in prop::collection::vec((1..3usize, 0..3usize, 0..3usize), 0..4),
         window in window(),
     ) {
         let mut log = Log::new();
-        for lead in opening {
-            log.happen(&Event::Say("system", lead));
+        for replaces in initial {
+            log.apply_event(&Event::Message("system", replaces));
         }
-        events.iter().for_each(|event| log.happen(event));
+        events.iter().for_each(|event| log.apply_event(event));
         let replayed = Session::replay(&log.session.key(), log.records.clone()).unwrap();
         prop_assert_eq!(replayed.head(), log.session.head());
-        let mut tails: Vec<Session> = (1..log.records.len()).filter_map(|size| log.tail(size, &window)).collect();
-        tails.iter().for_each(|tail| assert_same(tail, &log.session, &window));
-        for (n, begun, done) in later {
+        let mut partials: Vec<Session> = (1..log.records.len()).filter_map(|size| log.partial(size, &window)).collect();
+        partials.iter().for_each(|partial| assert_same(partial, &log.session, &window));
+        for (n, started, finished) in later {
             let before = log.records.len();
-            log.happen(&Event::Calls(n, begun, done));
-            log.happen(&Event::Checkpoint);
-            for tail in &mut tails {
-                log.records[before..].iter().for_each(|record| drop(tail.apply(record)));
-                assert_same(tail, &log.session, &window);
+            log.apply_event(&Event::Calls(n, started, finished));
+            log.apply_event(&Event::Checkpoint);
+            for partial in &mut partials {
+                log.records[before..].iter().for_each(|record| drop(partial.apply(record)));
+                assert_same(partial, &log.session, &window);
             }
         }
     }
@@ -247,108 +259,115 @@ proptest! {
 fn a_few_records_are_enough_in_a_long_session() {
     let window = Window { max_turns: Some(2), max_tokens: None };
     let mut log = Log::new();
-    log.happen(&Event::Say("system", false));
+    log.apply_event(&Event::Message("system", false));
     for _ in 0..100 {
         for event in [Event::Ask, Event::Calls(1, 1, 1), Event::Checkpoint, Event::Answer, Event::Checkpoint] {
-            log.happen(&event);
+            log.apply_event(&event);
         }
     }
-    log.happen(&Event::Ask);
-    let (turn, shown) = (9, history(&log.session, &window));
-    let tail = log.tail(turn * 4, &window).expect("four turns tell of two");
-    assert!(tail.messages.len() < 20, "{}", tail.messages.len());
-    assert_eq!(history(&tail, &window), shown);
+    log.apply_event(&Event::Ask);
+    let turn = 9;
+    let shown = history(&log.session, &window);
+    let partial = log.partial(turn * 4, &window).expect("four turns contain the last two");
+    assert!(partial.messages.len() < 20, "{}", partial.messages.len());
+    assert_eq!(history(&partial, &window), shown);
     assert_eq!((shown.len(), shown[0].text()), (6, "be brief 1".to_owned()));
-    assert!(log.tail(turn, &window).is_none(), "one turn does not");
-    assert!(log.tail(turn * 40, &Window::default()).is_none(), "where all is shown, all is needed");
+    assert!(log.partial(turn, &window).is_none(), "one turn does not");
+    assert!(log.partial(turn * 40, &Window::default()).is_none(), "where all is shown, all is needed");
 
     // A summary replaces the turns that it covers, so that these need not be loaded.
-    log.happen(&Event::Answer);
+    log.apply_event(&Event::Answer);
     let upto = log.session.messages[log.session.messages.len() - 10].seq;
     log.push(Entry::Compacted { upto, summary: Some(Message::system("in short")) });
-    log.happen(&Event::Ask);
-    let tail = log.tail(60, &Window::default()).expect("the summary tells the rest");
-    assert_eq!(history(&tail, &Window::default()), history(&log.session, &Window::default()));
-    assert_eq!(history(&tail, &window)[..2].iter().map(|m| m.text()).collect::<Vec<_>>(), ["be brief 1", "in short"]);
+    log.apply_event(&Event::Ask);
+    let partial = log.partial(60, &Window::default()).expect("the summary covers the rest");
+    assert_eq!(history(&partial, &Window::default()), history(&log.session, &Window::default()));
+    assert_eq!(
+        history(&partial, &window)[..2].iter().map(|m| m.text()).collect::<Vec<_>>(),
+        ["be brief 1", "in short"]
+    );
 
     // New instructions replace the old ones, wherever they are in the log.
-    log.happen(&Event::Say("system", true));
+    log.apply_event(&Event::Message("system", true));
     let replaced = format!("be brief {}", log.session.seq - 1);
     for _ in 0..20 {
-        log.happen(&Event::Ask);
-        log.happen(&Event::Answer);
+        log.apply_event(&Event::Ask);
+        log.apply_event(&Event::Answer);
     }
-    log.happen(&Event::Ask);
-    let tail = log.tail(25, &window).expect("enough");
-    assert_eq!(history(&tail, &window), history(&log.session, &window));
-    assert_eq!(history(&tail, &window)[0].text(), replaced);
+    log.apply_event(&Event::Ask);
+    let partial = log.partial(25, &window).expect("enough");
+    assert_eq!(history(&partial, &window), history(&log.session, &window));
+    assert_eq!(history(&partial, &window)[0].text(), replaced);
 
     // The current run must be loaded from its start, even if it has added more than the window shows.
     for _ in 0..5 {
-        log.happen(&Event::Calls(1, 1, 1));
-        log.happen(&Event::Say("user", false));
+        log.apply_event(&Event::Calls(1, 1, 1));
+        log.apply_event(&Event::Message("user", false));
     }
-    let ends = log.session.seq as usize;
+    let end = log.session.seq as usize;
     let started = log.session.runs.last().unwrap().seq as usize;
-    assert!(log.tail(ends - started - 2, &window).is_none(), "its beginning is not there");
-    assert!(log.tail(ends - started + 10, &window).is_some());
-    log.happen(&Event::Review);
+    assert!(log.partial(end - started - 2, &window).is_none(), "the start of the run is missing");
+    assert!(log.partial(end - started + 10, &window).is_some());
+    log.apply_event(&Event::Review);
     for _ in 0..5 {
-        log.happen(&Event::Say("user", false));
-        log.happen(&Event::Calls(1, 1, 1));
+        log.apply_event(&Event::Message("user", false));
+        log.apply_event(&Event::Calls(1, 1, 1));
     }
     log.end();
 
     // A started call without a result matters even after its run has ended: it may have been executed.
-    log.happen(&Event::Ask);
+    log.apply_event(&Event::Ask);
     for _ in 0..20 {
-        log.happen(&Event::Say("user", false));
-        log.say(Message::assistant("hm"), false);
+        log.apply_event(&Event::Message("user", false));
+        log.push_message(Message::assistant("hm"), false);
     }
-    log.happen(&Event::Calls(1, 1, 0));
+    log.apply_event(&Event::Calls(1, 1, 0));
     log.end();
-    assert!(log.tail(30, &window).is_none(), "when the run began is not there");
-    let tail = log.tail(60, &window).expect("now it is");
-    assert_same(&tail, &log.session, &window);
+    assert!(log.partial(30, &window).is_none(), "the start of the run is missing");
+    let partial = log.partial(60, &window).expect("now it is");
+    assert_same(&partial, &log.session, &window);
 
     // After a rewind discarded them, the instructions are searched in the whole log.
-    let place = log.session.locate(&Point::Position(30)).unwrap();
-    log.push(Entry::Rewound(RewindEntry { to: place.seq, mark: place.mark }));
+    let point = log.session.locate(&Point::Position(30)).unwrap();
+    log.push(Entry::Rewound(RewindEntry { to: point.seq, mark: point.mark }));
     assert_eq!(log.session.head().front, None);
-    assert!(log.tail(60, &window).is_none());
+    assert!(log.partial(60, &window).is_none());
 }
 
 /// Instructions that are not contiguous in the log are not represented by a prefix.
 #[test]
-fn what_was_said_between_instructions_is_no_instruction() {
+fn instructions_that_are_not_contiguous_have_no_prefix() {
     let mut log = Log::new();
-    log.happen(&Event::Say("system", false));
-    log.happen(&Event::Ask);
-    let place = log.session.locate(&Point::Position(1)).unwrap();
-    log.push(Entry::Rewound(RewindEntry { to: place.seq, mark: place.mark }));
-    assert_eq!(log.session.head().front.as_ref().and_then(|f| f.lead.as_ref()).map(|l| (l.from, l.to)), Some((2, 2)));
-    log.happen(&Event::Say("system", false));
+    log.apply_event(&Event::Message("system", false));
+    log.apply_event(&Event::Ask);
+    let point = log.session.locate(&Point::Position(1)).unwrap();
+    log.push(Entry::Rewound(RewindEntry { to: point.seq, mark: point.mark }));
+    assert_eq!(
+        log.session.head().front.as_ref().and_then(|prefix| prefix.lead.as_ref()).map(|span| (span.from, span.to)),
+        Some((2, 2))
+    );
+    log.apply_event(&Event::Message("system", false));
     assert_eq!(log.session.head().front, None);
 }
 
 /// An open review must be loaded, however old it is and even if no run opened it.
 #[test]
-fn an_open_question_is_part_of_the_tail() {
+fn an_open_review_is_part_of_the_partial_session() {
     let window = Window { max_turns: Some(1), max_tokens: None };
     let mut log = Log::new();
-    log.happen(&Event::Ask);
-    log.happen(&Event::Review);
-    let Entry::ReviewOpened(asked) = log.records.last().unwrap().entry.clone() else { unreachable!() };
+    log.apply_event(&Event::Ask);
+    log.apply_event(&Event::Review);
+    let Entry::ReviewOpened(opened) = log.records.last().unwrap().entry.clone() else { unreachable!() };
     log.end();
-    log.say(Message::assistant("hm"), false);
+    log.push_message(Message::assistant("hm"), false);
     let review = ReviewId::of(&log.session.info.session_id, log.session.seq + 1);
-    log.push(Entry::review_opened(ReviewOpened { review, run: None, ..*asked }));
+    log.push(Entry::review_opened(ReviewOpened { review, run: None, ..*opened }));
     for _ in 0..20 {
-        log.say(Message::user("well?"), false);
-        log.say(Message::assistant("hm"), false);
+        log.push_message(Message::user("well?"), false);
+        log.push_message(Message::assistant("hm"), false);
     }
-    let asked = log.session.open_reviews().next().unwrap().seq as usize;
-    let since = log.records.len() - asked;
-    assert!((1..=since).all(|size| log.tail(size, &window).is_none()), "it is older than that");
-    assert_same(&log.tail(since + 1, &window).unwrap(), &log.session, &window);
+    let opened_at = log.session.open_reviews().next().unwrap().seq as usize;
+    let since = log.records.len() - opened_at;
+    assert!((1..=since).all(|size| log.partial(size, &window).is_none()), "it is older than that");
+    assert_same(&log.partial(since + 1, &window).unwrap(), &log.session, &window);
 }

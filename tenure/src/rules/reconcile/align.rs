@@ -57,8 +57,8 @@ fn best(stored: &[StoredMessage], range: RangeFrom<usize>, message: &Message) ->
 
 /// Returns those of the positions whose message equals this assistant message. With tool calls, only the best
 /// kind of match counts: a known id is never overruled by equal arguments.
-fn best_of(stored: &[StoredMessage], places: impl Iterator<Item = usize>, message: &Message) -> Vec<usize> {
-    let assistants = places.filter(|p| stored[*p].message.role() == Role::Assistant);
+fn best_of(stored: &[StoredMessage], positions: impl Iterator<Item = usize>, message: &Message) -> Vec<usize> {
+    let assistants = positions.filter(|p| stored[*p].message.role() == Role::Assistant);
     if message.call_ids().is_empty() {
         let meaning = message.meaning();
         let plain = assistants.filter(|p| stored[*p].message.is_visible());
@@ -72,10 +72,10 @@ fn best_of(stored: &[StoredMessage], places: impl Iterator<Item = usize>, messag
 
 /// Returns true if the last user message before the anchor is the same in the request and in the session.
 fn question_agrees(stored: &[StoredMessage], position: usize, rest: &[Message], end: usize) -> bool {
-    let theirs = rest[..end].iter().rev().find(|m| m.role() == Role::User);
-    let ours = stored[..position].iter().rev().find(|m| m.message.role() == Role::User);
-    match (ours, theirs) {
-        (Some(ours), Some(theirs)) => ours.message.is_same(theirs),
+    let incoming_question = rest[..end].iter().rev().find(|m| m.role() == Role::User);
+    let stored_question = stored[..position].iter().rev().find(|m| m.message.role() == Role::User);
+    match (stored_question, incoming_question) {
+        (Some(stored_question), Some(incoming_question)) => stored_question.message.is_same(incoming_question),
         _ => false,
     }
 }
@@ -83,12 +83,12 @@ fn question_agrees(stored: &[StoredMessage], position: usize, rest: &[Message], 
 /// Counts how many messages directly before a position equal those before the anchor. Tool messages that the
 /// client omitted do not interrupt the sequence.
 fn agreeing_before(stored: &[StoredMessage], position: usize, rest: &[Message], end: usize) -> usize {
-    let mut ours = stored[..position].iter().rev().filter(|m| !m.message.role().instructs()).peekable();
-    let theirs = rest[..end].iter().rev().filter(|m| !m.role().instructs());
+    let mut stored_before = stored[..position].iter().rev().filter(|m| !m.message.role().instructs()).peekable();
+    let incoming_before = rest[..end].iter().rev().filter(|m| !m.role().instructs());
     let mut agreeing = 0;
-    for message in theirs.take(CONTEXT) {
-        while ours.next_if(|m| m.message.is_tool_turn() && !m.message.is_same(message)).is_some() {}
-        match ours.next_if(|m| m.message.is_same(message)) {
+    for message in incoming_before.take(CONTEXT) {
+        while stored_before.next_if(|m| m.message.is_tool_turn() && !m.message.is_same(message)).is_some() {}
+        match stored_before.next_if(|m| m.message.is_same(message)) {
             Some(_) => agreeing += 1,
             None => break,
         }
@@ -109,7 +109,7 @@ pub(super) struct Alignment {
     /// the session.
     replaced: Vec<(usize, usize)>,
     /// Number of messages after the anchor that are neither stored nor shown.
-    left_out: usize,
+    skipped: usize,
 }
 
 impl Alignment {
@@ -133,7 +133,7 @@ impl Alignment {
                 continue;
             }
             let mut p = if message.is_tool_turn() { next } else { above_tools.min(next) };
-            while p > 0 && skipped(&stored[p - 1], message) {
+            while p > 0 && is_skipped(&stored[p - 1], message) {
                 p -= 1;
             }
             if !message.is_tool_turn() {
@@ -146,7 +146,7 @@ impl Alignment {
                 (next, above_tools) = (found, found);
             }
         }
-        let mut alignment = Self { end, position, pairs, replaced: Vec::new(), left_out: 0 };
+        let mut alignment = Self { end, position, pairs, replaced: Vec::new(), skipped: 0 };
         alignment.pair_renamed_results(stored, rest);
         alignment
     }
@@ -159,82 +159,82 @@ impl Alignment {
             return;
         }
         // The client's ids, each with the stored id and the position of the stored call.
-        let mut ours: HashMap<String, (String, usize)> = HashMap::new();
+        let mut stored_calls: HashMap<String, (String, usize)> = HashMap::new();
         for (j, position) in self.pairs.iter().enumerate().filter_map(|(j, p)| Some((j, (*p)?))) {
-            let renamed = renamed(&stored[position].message, &rest[j]).into_iter();
-            ours.extend(renamed.map(|(theirs, id)| (theirs, (id, position))));
+            let ids = renamed(&stored[position].message, &rest[j]).into_iter();
+            stored_calls.extend(ids.map(|(incoming_id, id)| (incoming_id, (id, position))));
         }
         for j in open {
-            let named = rest[j].tool_call_id().and_then(|id| ours.get(&id));
-            self.pairs[j] = named.and_then(|(id, call)| stored.result_of(id, *call)).filter(|p| *p < self.position);
+            let stored_call = rest[j].tool_call_id().and_then(|id| stored_calls.get(&id));
+            self.pairs[j] =
+                stored_call.and_then(|(id, call)| stored.result_of(id, *call)).filter(|p| *p < self.position);
         }
     }
 
     /// Adds a pair after the anchor.
-    pub fn pair(&mut self, at: usize, position: usize) {
-        self.pairs.resize(at + 1, None);
-        self.pairs[at] = Some(position);
+    pub fn pair(&mut self, index: usize, position: usize) {
+        self.pairs.resize(index + 1, None);
+        self.pairs[index] = Some(position);
     }
 
     /// Shows a message after the anchor in place of a stored one.
-    pub fn replace(&mut self, at: usize, position: usize) {
-        self.replaced.push((at, position));
+    pub fn replace(&mut self, index: usize, position: usize) {
+        self.replaced.push((index, position));
     }
 
     /// Drops a number of messages after the anchor.
     pub fn leave_out(&mut self, messages: usize) {
-        self.left_out += messages;
+        self.skipped += messages;
     }
 
-    /// Returns the record of the last paired assistant message, if it is among the `keep` stored messages
+    /// Returns the record of the last paired assistant message, if it is among the `retained` stored messages
     /// that remain.
-    pub fn anchor(&self, stored: &[StoredMessage], keep: usize) -> Option<crate::types::id::Seq> {
+    pub fn anchor(&self, stored: &[StoredMessage], retained: usize) -> Option<crate::types::id::Seq> {
         let paired = self.pairs.iter().rev().flatten();
-        let mut kept = paired.filter(|p| **p < keep && stored[**p].message.role() == Role::Assistant);
-        kept.next().map(|p| stored[*p].seq)
+        let mut remaining = paired.filter(|p| **p < retained && stored[**p].message.role() == Role::Assistant);
+        remaining.next().map(|p| stored[*p].seq)
     }
 
-    /// Computes the overlay: what the model is shown instead of the first `keep` stored messages.
-    pub fn overlay(&self, stored: &[StoredMessage], rest: &[Message], keep: usize) -> AlignedView {
-        let mut shown = AlignedView { ephemeral: self.left_out, ..AlignedView::default() };
-        for (at, position) in &self.replaced {
-            shown.overlay.replace(&stored[*position], rest[*at].clone());
-            shown.ephemeral += 1;
+    /// Computes the overlay: what the model is shown instead of the first `retained` stored messages.
+    pub fn overlay(&self, stored: &[StoredMessage], rest: &[Message], retained: usize) -> AlignedView {
+        let mut view = AlignedView { ephemeral: self.skipped, ..AlignedView::default() };
+        for (index, position) in &self.replaced {
+            view.overlay.replace(&stored[*position], rest[*index].clone());
+            view.ephemeral += 1;
         }
-        // Stored messages from here on are done.
+        // Stored messages from here on are already processed.
         let mut upper = self.position;
-        let mut waiting: Vec<&Message> = Vec::new();
+        let mut unpaired: Vec<&Message> = Vec::new();
         let mut first = self.position;
         for (j, pair) in self.pairs.iter().enumerate().rev() {
             let message = &rest[j];
             let Some(p) = *pair else {
-                shown.ephemeral += 1;
-                waiting.push(message);
+                view.ephemeral += 1;
+                unpaired.push(message);
                 continue;
             };
             let changed = message.role() == Role::Tool && !stored[p].message.says_the_same(message);
-            match changed && p < keep {
-                true => {
-                    shown.ephemeral += 1;
-                    shown.overlay.replace(&stored[p], as_answer_to(&stored[p].message, message));
-                }
-                false => shown.matched += 1,
+            if changed && p < retained {
+                view.ephemeral += 1;
+                view.overlay.replace(&stored[p], as_answer_to(&stored[p].message, message));
+            } else {
+                view.matched += 1;
             }
             first = first.min(p);
             if j >= self.end || message.role() == Role::Tool {
                 continue;
             }
-            waiting.reverse();
-            between(&stored[p + 1..upper.max(p + 1)], &stored[upper], &waiting, &mut shown.overlay);
-            waiting.clear();
+            unpaired.reverse();
+            overlay_between(&stored[p + 1..upper.max(p + 1)], &stored[upper], &unpaired, &mut view.overlay);
+            unpaired.clear();
             upper = p;
         }
-        if !waiting.is_empty() {
-            waiting.reverse();
-            shown.overlay.begin_with(&stored[first], waiting.into_iter().cloned().collect());
+        if !unpaired.is_empty() {
+            unpaired.reverse();
+            view.overlay.begin_with(&stored[first], unpaired.into_iter().cloned().collect());
         }
-        shown.first = first;
-        shown
+        view.first = first;
+        view
     }
 }
 
@@ -250,13 +250,13 @@ pub(super) struct AlignedView {
 
 /// Handles unpaired messages between two pairs: each is shown in place of the stored message of the same
 /// role, in order; the others are inserted before the next pair.
-fn between(stored: &[StoredMessage], next: &StoredMessage, theirs: &[&Message], overlay: &mut Overlay) {
-    let mut rest = theirs.iter().peekable();
-    for said in stored {
-        let hidden = said.lead || said.message.is_tool_turn();
-        let replaces = |m: &&&Message| m.role() == said.message.role() && !m.is_tool_turn();
+fn overlay_between(messages: &[StoredMessage], next: &StoredMessage, incoming: &[&Message], overlay: &mut Overlay) {
+    let mut rest = incoming.iter().peekable();
+    for stored in messages {
+        let hidden = stored.lead || stored.message.is_tool_turn();
+        let replaces = |m: &&&Message| m.role() == stored.message.role() && !m.is_tool_turn();
         if !hidden && let Some(message) = rest.next_if(replaces) {
-            overlay.replace(said, (*message).clone());
+            overlay.replace(stored, (*message).clone());
         }
     }
     let rest: Vec<Message> = rest.map(|m| (*m).clone()).collect();
@@ -276,17 +276,18 @@ pub(super) fn as_answer_to(stored: &Message, result: &Message) -> Message {
 /// Maps the client's tool call ids to the stored ids, if the calls agree by name and arguments only. Empty if
 /// any id agrees.
 pub(super) fn renamed(stored: &Message, incoming: &Message) -> HashMap<String, String> {
-    let (ours, theirs) = (stored.tool_calls(), incoming.tool_calls());
-    if theirs.iter().any(|t| ours.iter().any(|o| o.id == t.id)) {
+    let stored_calls = stored.tool_calls();
+    let incoming_calls = incoming.tool_calls();
+    if incoming_calls.iter().any(|incoming| stored_calls.iter().any(|stored| stored.id == incoming.id)) {
         return HashMap::new();
     }
-    let pairs = pair_calls(&ours, &theirs).unwrap_or_default();
-    theirs.into_iter().zip(pairs).map(|(theirs, i)| (theirs.id, ours[i].id.clone())).collect()
+    let pairs = pair_calls(&stored_calls, &incoming_calls).unwrap_or_default();
+    incoming_calls.into_iter().zip(pairs).map(|(call, i)| (call.id, stored_calls[i].id.clone())).collect()
 }
 
 /// Returns true if a stored message is skipped when compared with this incoming one: parts of the system
 /// prompt, and tool messages that the client omitted.
-fn skipped(stored: &StoredMessage, message: &Message) -> bool {
+fn is_skipped(stored: &StoredMessage, message: &Message) -> bool {
     let prompt = stored.lead || (stored.message.role().instructs() && !message.role().instructs());
     prompt || (stored.message.is_tool_turn() && !stored.message.is_same(message))
 }

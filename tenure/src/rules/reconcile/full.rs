@@ -13,56 +13,58 @@ use std::ops::Range;
 
 /// Reconciles a request that is the whole history.
 pub(super) fn plan(stored: &StoredIndex<'_>, rest: &[Message]) -> ReconcilePlan {
-    let opening = opening(stored);
+    let initial_instructions = opening(stored);
     let mut turn = turn_around(stored, 0);
     let mut tools = 0..0;
-    let (mut i, mut j) = (0, 0);
+    let mut i = 0;
+    let mut j = 0;
     // The end of the stored messages that the request contains too.
-    let mut kept = 0;
-    let mut has = vec![false; stored.len()];
-    let keep = loop {
-        let Some(theirs) = rest.get(j) else { break kept };
+    let mut matched_end = 0;
+    let mut is_matched = vec![false; stored.len()];
+    let retained = loop {
+        let Some(incoming) = rest.get(j) else { break matched_end };
         if i >= turn.end && i < stored.len() {
             turn = turn_around(stored, i);
         }
         if !tools.contains(&i) {
             tools = i..end_of_tools(stored, i);
         }
-        let find = |mut places: Range<usize>| places.find(|k| stored[*k].message.is_same(theirs));
+        let find = |mut positions: Range<usize>| positions.find(|k| stored[*k].message.is_same(incoming));
         // Results may be in another order than the stored ones.
-        if theirs.role() == Role::Tool
-            && let Some(k) = theirs.answers().and_then(|id| stored.result_of(&id, turn.start))
+        if incoming.role() == Role::Tool
+            && let Some(k) = incoming.answers().and_then(|id| stored.result_of(&id, turn.start))
             && k < tools.end.max(i)
         {
-            has[k] = true;
-            kept = kept.max(k + 1);
+            is_matched[k] = true;
+            matched_end = matched_end.max(k + 1);
             j += 1;
             continue;
         }
-        let Some(ours) = stored.get(i) else { break i };
-        if i < opening || ours.lead || ours.message.role() == Role::Tool {
+        let Some(current) = stored.get(i) else { break i };
+        if i < initial_instructions || current.lead || current.message.role() == Role::Tool {
             i += 1;
-        } else if ours.message.is_same(theirs) {
-            has[i] = true;
-            (i, j) = (i + 1, j + 1);
-            kept = kept.max(i);
-        } else if !ours.message.is_tool_turn() {
+        } else if current.message.is_same(incoming) {
+            is_matched[i] = true;
+            i += 1;
+            j += 1;
+            matched_end = matched_end.max(i);
+        } else if !current.message.is_tool_turn() {
             break i;
-        } else if theirs.is_tool_turn() && theirs.role() == Role::Assistant {
+        } else if incoming.is_tool_turn() && incoming.role() == Role::Assistant {
             // A client that calls tools itself sends its calls; the server's calls, which it never saw,
             // precede them.
             match find(i..turn.end) {
                 Some(k) => i = k,
-                None => break kept.max(opening),
+                None => break matched_end.max(initial_instructions),
             }
         } else {
             i += 1;
         }
     };
-    let spliced = (0..keep).filter(|k| !has[*k] && stored[*k].message.is_tool_turn()).count();
-    let answer = (0..keep).rev().find(|k| has[*k] && stored[*k].message.role() == Role::Assistant);
+    let omitted = (0..retained).filter(|k| !is_matched[*k] && stored[*k].message.is_tool_turn()).count();
+    let answer = (0..retained).rev().find(|k| is_matched[*k] && stored[*k].message.role() == Role::Assistant);
     let append = new_messages(answer.map(|k| ReplyTo::Stored(stored[k].seq)), &rest[j..]);
-    ReconcilePlan { matched: j, spliced, append, ..ReconcilePlan::keeping(stored, keep) }
+    ReconcilePlan { matched: j, spliced: omitted, append, ..ReconcilePlan::keeping(stored, retained) }
 }
 
 /// Builds the messages to append, each user message with the assistant message that it follows.
@@ -80,15 +82,15 @@ fn new_messages(mut reply: Option<ReplyTo>, new: &[Message]) -> Vec<NewMessage> 
 
 /// Returns the end of the tool messages that start at `i`.
 fn end_of_tools(stored: &[StoredMessage], i: usize) -> usize {
-    let others = stored.iter().skip(i).position(|m| !m.lead && !m.message.is_tool_turn());
-    others.map_or(stored.len(), |p| i + p)
+    let other = stored.iter().skip(i).position(|m| !m.lead && !m.message.is_tool_turn());
+    other.map_or(stored.len(), |p| i + p)
 }
 
 /// Returns the range of the stored messages of the turn at `i`, between its question and the next one.
 fn turn_around(stored: &[StoredMessage], i: usize) -> Range<usize> {
-    let user = |m: &StoredMessage| m.message.role() == Role::User;
+    let is_user = |m: &StoredMessage| m.message.role() == Role::User;
     let i = i.min(stored.len());
-    let start = stored[..i].iter().rposition(user).map_or(0, |p| p + 1);
-    let end = stored[i..].iter().position(user).map_or(stored.len(), |p| i + p);
+    let start = stored[..i].iter().rposition(is_user).map_or(0, |p| p + 1);
+    let end = stored[i..].iter().position(is_user).map_or(stored.len(), |p| i + p);
     start..end
 }

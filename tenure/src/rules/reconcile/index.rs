@@ -12,14 +12,14 @@ const MAX_EQUAL: usize = 64;
 
 /// Number of recent messages that are scanned, and of lookups that may scan, before the index is built. Most
 /// messages that a request names are recent.
-const NEAR: usize = 64;
+const MAX_SCAN: usize = 64;
 
 /// The stored messages of a session and their lazily built index.
 pub(super) struct StoredIndex<'a> {
     messages: &'a [StoredMessage],
     index: OnceCell<MessageIndex>,
     /// Number of lookups that may still be done by a scan.
-    near: Cell<usize>,
+    scans_left: Cell<usize>,
 }
 
 /// Positions of messages, ascending: by content, of tool calls by their ids, and of results by the call that
@@ -40,29 +40,29 @@ impl Deref for StoredIndex<'_> {
 
 impl<'a> StoredIndex<'a> {
     pub fn new(messages: &'a [StoredMessage]) -> Self {
-        Self { messages, index: OnceCell::new(), near: Cell::new(NEAR) }
+        Self { messages, index: OnceCell::new(), scans_left: Cell::new(MAX_SCAN) }
     }
 
     /// Returns true if a lookup may scan the most recent messages: only a few times, and not once the index
     /// exists.
-    fn looks_near(&self) -> bool {
-        let left = self.near.get();
-        self.near.set(left.saturating_sub(1));
-        left > 0 && self.index.get().is_none()
+    fn may_scan(&self) -> bool {
+        let scans_left = self.scans_left.get();
+        self.scans_left.set(scans_left.saturating_sub(1));
+        scans_left > 0 && self.index.get().is_none()
     }
 
     /// Returns the index, building it on first use.
     fn index(&self) -> &MessageIndex {
         self.index.get_or_init(|| {
             let mut index = MessageIndex::default();
-            for (p, said) in self.messages.iter().enumerate().filter(|(_, m)| !m.lead) {
-                match said.message.answers() {
+            for (p, stored) in self.messages.iter().enumerate().filter(|(_, m)| !m.lead) {
+                match stored.message.answers() {
                     Some(id) => index.results.entry(id.into_owned()).or_default().push(p),
                     None => {
-                        for key in keys(&said.message) {
+                        for key in keys(&stored.message) {
                             index.contents.entry(key).or_default().push(p);
                         }
-                        for id in said.message.call_ids() {
+                        for id in stored.message.call_ids() {
                             index.calls.entry(id.into_owned()).or_default().push(p);
                         }
                     }
@@ -76,51 +76,52 @@ impl<'a> StoredIndex<'a> {
     /// the latest are considered.
     pub fn same_as(&self, message: &Message, end: usize) -> Vec<usize> {
         let index = self.index();
-        let places = keys(message).into_iter().filter_map(|key| index.contents.get(&key));
-        let before = |places: &Vec<usize>| {
-            let upto = places.partition_point(|p| *p < end);
-            places[upto.saturating_sub(MAX_EQUAL)..upto].to_vec()
+        let positions = keys(message).into_iter().filter_map(|key| index.contents.get(&key));
+        let before = |positions: &Vec<usize>| {
+            let upto = positions.partition_point(|p| *p < end);
+            positions[upto.saturating_sub(MAX_EQUAL)..upto].to_vec()
         };
-        let mut found: Vec<usize> = places.flat_map(before).collect();
-        found.sort_unstable();
-        found.dedup();
-        found.retain(|p| self.messages[*p].message.is_same(message));
-        found
+        let mut equal: Vec<usize> = positions.flat_map(before).collect();
+        equal.sort_unstable();
+        equal.dedup();
+        equal.retain(|p| self.messages[*p].message.is_same(message));
+        equal
     }
 
     /// Returns the last position before `end` of a message with this call.
     pub fn call_before(&self, id: &str, end: usize) -> Option<usize> {
         let calls = |p: &usize| self.messages[*p].message.call_ids().iter().any(|call| call == id);
-        if self.looks_near()
-            && let Some(near) = (end.saturating_sub(NEAR)..end).rev().find(calls)
+        if self.may_scan()
+            && let Some(position) = (end.saturating_sub(MAX_SCAN)..end).rev().find(calls)
         {
-            return Some(near);
+            return Some(position);
         }
-        let places = self.index().calls.get(id)?;
-        places[..places.partition_point(|p| *p < end)].last().copied()
+        let positions = self.index().calls.get(id)?;
+        positions[..positions.partition_point(|p| *p < end)].last().copied()
     }
 
     /// Returns the first result of the call at this position.
     pub fn result_of(&self, id: &str, call: usize) -> Option<usize> {
         let answers = |p: &usize| self.messages[*p].message.answers().as_deref() == Some(id);
-        if self.messages.len() - call <= NEAR && self.looks_near() {
+        if self.messages.len() - call <= MAX_SCAN && self.may_scan() {
             return (call..self.messages.len()).find(answers);
         }
-        let places = self.index().results.get(id)?;
-        places.get(places.partition_point(|p| *p < call)).copied()
+        let positions = self.index().results.get(id)?;
+        positions.get(positions.partition_point(|p| *p < call)).copied()
     }
 
     /// Returns the last stored result before `end` that answers the same call as this one and is not in
-    /// `taken`.
-    pub fn result_before(&self, result: &Message, end: usize, taken: &HashSet<usize>) -> Option<usize> {
+    /// `paired`.
+    pub fn result_before(&self, result: &Message, end: usize, paired: &HashSet<usize>) -> Option<usize> {
         let is_result = |p: &usize| self.messages[*p].message.role() == Role::Tool;
-        let near = (end.saturating_sub(NEAR)..end).rev().take_while(is_result);
-        if let Some(near) = near.filter(|p| !taken.contains(p)).find(|p| self.messages[*p].message.is_same(result)) {
-            return Some(near);
+        let recent = (end.saturating_sub(MAX_SCAN)..end).rev().take_while(is_result);
+        let mut unpaired = recent.filter(|p| !paired.contains(p));
+        if let Some(position) = unpaired.find(|p| self.messages[*p].message.is_same(result)) {
+            return Some(position);
         }
-        let places = self.index().results.get(&*result.answers()?)?;
-        let before = &places[..places.partition_point(|p| *p < end)];
-        before.iter().rev().take(MAX_EQUAL).find(|p| !taken.contains(p)).copied()
+        let positions = self.index().results.get(&*result.answers()?)?;
+        let before = &positions[..positions.partition_point(|p| *p < end)];
+        before.iter().rev().take(MAX_EQUAL).find(|p| !paired.contains(p)).copied()
     }
 }
 

@@ -69,9 +69,9 @@ pub enum ReplyTo {
 }
 
 impl ReconcilePlan {
-    /// Creates a plan that keeps the first `keep` stored messages and appends nothing.
-    pub(crate) fn keeping(stored: &[StoredMessage], keep: usize) -> Self {
-        Self { keep, rewound: count(&stored[keep..]), ..Self::default() }
+    /// Creates a plan that keeps the first `retained` stored messages and appends nothing.
+    pub(crate) fn keeping(stored: &[StoredMessage], retained: usize) -> Self {
+        Self { keep: retained, rewound: count(&stored[retained..]), ..Self::default() }
     }
 
     /// Returns the new messages as log entries. `first` is the record of the first one.
@@ -80,12 +80,12 @@ impl ReconcilePlan {
             ReplyTo::Stored(seq) => seq,
             ReplyTo::New(i) => first + i as Seq,
         };
-        let post = |m: &NewMessage| MessageEntry {
+        let entry = |m: &NewMessage| MessageEntry {
             lead: m.lead,
             replies_to: m.replies_to.map(seq),
             ..MessageEntry::from(m.message.clone())
         };
-        self.append.iter().map(post).collect()
+        self.append.iter().map(entry).collect()
     }
 
     /// Returns the number of new messages, excluding the system prompt.

@@ -29,13 +29,13 @@ impl<'a> Execution<'a> {
                 continue;
             }
             let arguments = Value::Object(arguments);
-            let found = match self.tenure.cache_get(&self.who, &self.session_id, &call.name, &arguments).await {
+            let hit = match self.tenure.cache_get(&self.who, &self.session_id, &call.name, &arguments).await {
                 // The answer is not persisted yet and must not be lost to an unavailable cache:
                 // treat this as a miss and call the tool.
                 Err(Error::Unavailable { .. }) => None,
-                found => found?,
+                hit => hit?,
             };
-            if let Some(Value::String(content)) = found.map(|c| c.result) {
+            if let Some(Value::String(content)) = hit.map(|c| c.result) {
                 self.hits.insert(call.id, content);
             }
         }
@@ -51,13 +51,14 @@ impl<'a> Execution<'a> {
             self.tell(RunEvent::Tool(progress)).await;
         }
         let concurrent = self.policy.parallel.max(1);
-        let makers: Vec<_> = jobs.iter().map(|job| self.maker(job)).collect();
-        let mut waiting = makers.into_iter().enumerate();
+        let futures: Vec<_> = jobs.iter().map(|job| self.tool_call_future(job)).collect();
+        let mut waiting = futures.into_iter().enumerate();
         let mut running = FuturesUnordered::new();
-        let (mut results, mut kept): (Vec<Option<CallResult>>, usize) = (jobs.iter().map(|_| None).collect(), 0);
-        let mut trouble: Option<TurnError> = None;
+        let mut results: Vec<Option<CallResult>> = jobs.iter().map(|_| None).collect();
+        let mut committed = 0;
+        let mut error: Option<TurnError> = None;
         loop {
-            while running.len() < concurrent && trouble.is_none() {
+            while running.len() < concurrent && error.is_none() {
                 let Some((i, call)) = waiting.next() else { break };
                 running.push(numbered(i, call));
             }
@@ -66,49 +67,50 @@ impl<'a> Execution<'a> {
             while let Some(Some(next)) = running.next().now_or_never() {
                 ready.push(next);
             }
-            for (i, made) in ready {
-                match made {
-                    Ok(made) => results[i] = Some(made),
+            for (i, result) in ready {
+                match result {
+                    Ok(result) => results[i] = Some(result),
                     // Calls in flight may have side effects: await their results, but start no new
                     // ones (D-052).
-                    Err(e) => trouble = trouble.or(Some(e)),
+                    Err(e) => error = error.or(Some(e)),
                 }
             }
-            if trouble.as_ref().is_some_and(|t| t.code() == "superseded") {
+            if error.as_ref().is_some_and(|t| t.code() == "superseded") {
                 break;
             }
-            let whole = results[kept..].iter().take_while(|r| r.is_some()).count();
-            let said = self.said(&jobs[kept..], &mut results[kept..kept + whole]).await;
-            kept += whole;
-            if kept == jobs.len() {
-                return Ok(self.keep(said, true).await?);
+            let finished = results[committed..].iter().take_while(|r| r.is_some()).count();
+            let messages =
+                self.result_messages(&jobs[committed..], &mut results[committed..committed + finished]).await;
+            committed += finished;
+            if committed == jobs.len() {
+                return Ok(self.keep(messages, true).await?);
             }
-            if !said.is_empty() {
-                self.keep(said, false).await?;
+            if !messages.is_empty() {
+                self.keep(messages, false).await?;
             }
         }
-        match trouble {
-            Some(trouble) => {
-                let said = self.said(&jobs[kept..], &mut results[kept..]).await;
-                self.keep(said, false).await?;
-                Err(trouble)
+        match error {
+            Some(error) => {
+                let messages = self.result_messages(&jobs[committed..], &mut results[committed..]).await;
+                self.keep(messages, false).await?;
+                Err(error)
             }
             None => Ok(self.keep(Vec::new(), true).await?),
         }
     }
 
     /// Converts finished calls into tool messages and notifies the listener of each.
-    async fn said(&mut self, jobs: &[PendingCall], results: &mut [Option<CallResult>]) -> Vec<Message> {
-        let mut said = Vec::new();
-        for (job, made) in jobs.iter().zip(results) {
-            if let Some(CallResult::Said(content)) = made.take() {
-                said.push(Message::tool(&job.call.id, &content));
+    async fn result_messages(&mut self, jobs: &[PendingCall], results: &mut [Option<CallResult>]) -> Vec<Message> {
+        let mut messages = Vec::new();
+        for (job, result) in jobs.iter().zip(results) {
+            if let Some(CallResult::Content(content)) = result.take() {
+                messages.push(Message::tool(&job.call.id, &content));
                 let progress = ToolProgress { content: Some(content), ..self.progress(job) };
                 self.calls.push(progress.clone());
                 self.tell(RunEvent::Tool(progress)).await;
             }
         }
-        said
+        messages
     }
 
     fn progress(&self, job: &PendingCall) -> ToolProgress {
@@ -128,68 +130,75 @@ impl<'a> Execution<'a> {
 
     /// Returns a future that executes one call. It borrows nothing from the run, so events can be
     /// sent while it is polled.
-    fn maker(&self, job: &PendingCall) -> impl Future<Output = Result<CallResult, TurnError>> + use<'a> {
-        let (hands, assistant) = (self.hands, self.assistant.clone());
+    fn tool_call_future(&self, job: &PendingCall) -> impl Future<Output = Result<CallResult, TurnError>> + use<'a> {
+        let executors = self.hands;
+        let assistant = self.assistant.clone();
         let tool = self.tools.iter().find(|t| t.name == job.call.name).cloned().unwrap_or_default();
-        let (hit, held) = (self.hits.get(&job.call.id).cloned(), self.held.clone());
-        let (timeout, max) = (self.policy.tool_timeout, self.policy.max_result_bytes);
-        let (tenure, who, id) = (self.tenure.clone(), self.who.clone(), self.session_id.clone());
-        let (session, run) = (self.who.key(&self.session_id), self.run.clone());
+        let hit = self.hits.get(&job.call.id).cloned();
+        let lease_state = self.held.clone();
+        let timeout = self.policy.tool_timeout;
+        let max = self.policy.max_result_bytes;
+        let tenure = self.tenure.clone();
+        let principal = self.who.clone();
+        let id = self.session_id.clone();
+        let session = self.who.key(&self.session_id);
+        let run = self.run.clone();
         let PendingCall { call, doing } = job.clone();
         async move {
             let arguments = match doing {
-                CallAction::Say(content) => return Ok(CallResult::Said(content)),
+                CallAction::Say(content) => return Ok(CallResult::Content(content)),
                 CallAction::Call(arguments) => arguments,
             };
             if let Some(content) = hit {
-                return Ok(CallResult::Said(content));
+                return Ok(CallResult::Content(content));
             }
             let Some(assistant) = assistant else { return Ok(CallResult::Lost) };
-            let ours = call.name == tool::NAME && tenure.memory_tool(&who, &assistant).is_some();
-            let tools = match hands.tools {
+            let is_memory_tool = call.name == tool::NAME && tenure.memory_tool(&principal, &assistant).is_some();
+            let tools = match executors.tools {
                 Some(tools) => Some(tools),
-                None if ours => None,
+                None if is_memory_tool => None,
                 None => return Ok(CallResult::Lost),
             };
             // The lease may have expired while this node was suspended, and another node may be
             // executing this call. Renew it first.
-            if tenure.now().as_microsecond() >= held.until.load(Ordering::Relaxed) {
-                let mut pauses = Backoff::new();
-                let end = loop {
-                    if let Some(end) = pauses.unless_away(tenure.renew(&who, &id, &run).await).await {
-                        break end?;
+            if tenure.now().as_microsecond() >= lease_state.until.load(Ordering::Relaxed) {
+                let mut backoff = Backoff::new();
+                let until = loop {
+                    if let Some(until) = backoff.unless_away(tenure.renew(&principal, &id, &run).await).await {
+                        break until?;
                     }
                 };
-                held.until.store(end.as_microsecond(), Ordering::Relaxed);
+                lease_state.until.store(until.as_microsecond(), Ordering::Relaxed);
             }
             let call = ToolInvocation { session, run, id: call.id, tool: call.name, arguments };
-            let make = async {
+            let execute = async {
                 match tools {
-                    Some(tools) if !ours => Ok(tools.call(&assistant, &call).await),
-                    _ => match tenure.call_memory(&who, &id, &call).await {
+                    Some(tools) if !is_memory_tool => Ok(tools.call(&assistant, &call).await),
+                    _ => match tenure.call_memory(&principal, &id, &call).await {
                         Err(e @ Error::Unavailable { .. }) => Ok(Err(ToolError::NotCalled(e.to_string()))),
-                        made => made.map(Ok),
+                        result => result.map(Ok),
                     },
                 }
             };
-            let made = match tokio::time::timeout(timeout, make).await {
-                Ok(made) => made?,
+            let result = match tokio::time::timeout(timeout, execute).await {
+                Ok(result) => result?,
                 Err(_) => {
-                    let message = format!("tool {:?} took longer than its `tool_timeout`", call.tool);
+                    let message =
+                        format!("tool {:?} exceeded its `tool_timeout`; raise it or make the tool faster", call.tool);
                     return Err(limit("tool_timeout", message));
                 }
             };
-            let outcome = match &made {
+            let outcome = match &result {
                 Ok(ToolOutput { failed: false, .. }) => "answered",
                 Ok(_) => "failed",
                 Err(ToolError::NotCalled(_)) => "not_called",
                 Err(ToolError::Lost(_)) => "lost",
             };
             metrics::counter!("tenure_tool_calls_total", "outcome" => outcome).increment(1);
-            match made {
+            match result {
                 Ok(ToolOutput { content, .. }) if content.len() > max => {
                     let message = format!(
-                        "tool {:?} answered {} bytes, over the `max_result_bytes` of {max}",
+                        "tool {:?} returned {} bytes, more than `max_result_bytes` ({max})",
                         call.tool,
                         content.len()
                     );
@@ -198,17 +207,17 @@ impl<'a> Execution<'a> {
                 Ok(ToolOutput { content, failed }) => {
                     if tool.cache && !failed {
                         let arguments = Value::Object(call.arguments);
-                        match tenure.cache_put(&who, &id, &call.tool, &arguments, &json!(content)).await {
+                        match tenure.cache_put(&principal, &id, &call.tool, &arguments, &json!(content)).await {
                             Err(e @ Error::Unavailable { .. }) => {
-                                tracing::warn!(session_id = %id, tool = call.tool, error = %e, "a result was not cached");
+                                tracing::warn!(session_id = %id, tool = call.tool, error = %e, "could not cache a tool result: store unavailable");
                             }
                             put => put?,
                         }
                     }
-                    Ok(CallResult::Said(content))
+                    Ok(CallResult::Content(content))
                 }
                 Err(ToolError::Lost(_)) if !tool.is_repeatable() => Ok(CallResult::Lost),
-                Err(e) => Ok(CallResult::Said(format!("[{e}]"))),
+                Err(e) => Ok(CallResult::Content(format!("[{e}]"))),
             }
         }
     }
@@ -216,7 +225,7 @@ impl<'a> Execution<'a> {
 
 /// The result of a tool call.
 enum CallResult {
-    Said(String),
+    Content(String),
     /// The outcome is unknown and the tool is not repeatable: a review is required (D-054).
     Lost,
 }

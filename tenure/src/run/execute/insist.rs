@@ -14,32 +14,32 @@ use crate::types::id::{Principal, Seq, SessionId, SessionKey};
 use jiff::Timestamp;
 use std::time::Duration;
 
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+const INITIAL_DELAY: Duration = Duration::from_millis(100);
+const MAX_DELAY: Duration = Duration::from_secs(2);
 
 /// Exponential backoff between retries, from 100 ms to 2 s.
 pub(super) struct Backoff(Duration);
 
 impl Backoff {
     pub fn new() -> Self {
-        Self(FIRST_PAUSE)
+        Self(INITIAL_DELAY)
     }
 
-    /// Sleeps for the current delay and doubles it, up to `LONGEST_PAUSE`.
+    /// Sleeps for the current delay and doubles it, up to `MAX_DELAY`.
     pub async fn next(&mut self) {
         tokio::time::sleep(self.0).await;
-        self.0 = (self.0 * 2).min(LONGEST_PAUSE);
+        self.0 = (self.0 * 2).min(MAX_DELAY);
     }
 
     /// Returns the result of an idempotent step. `None` means that the store was unavailable, and
     /// that the backoff delay has elapsed.
-    pub async fn unless_away<T>(&mut self, done: Result<T>) -> Option<Result<T>> {
-        match done {
+    pub async fn unless_away<T>(&mut self, result: Result<T>) -> Option<Result<T>> {
+        match result {
             Err(Error::Unavailable { .. }) => {
                 self.next().await;
                 None
             }
-            done => Some(done),
+            result => Some(result),
         }
     }
 }
@@ -58,36 +58,39 @@ impl Tenure {
     /// twice.
     pub(super) async fn write_insisting<R: Clone>(
         &self,
-        who: &Principal,
+        principal: &Principal,
         id: &SessionId,
-        need: Depth,
+        depth: Depth,
         mut step: impl FnMut(&CacheState, Timestamp) -> Result<PendingCommit<R>>,
     ) -> Result<R> {
-        let mut pauses = Backoff::new();
+        let mut backoff = Backoff::new();
         loop {
             let mut unknown = None;
-            let written = self.write(who, id, need, |state, now| {
-                let draft = step(state, now)?;
+            let written = self.write(principal, id, depth, |state, now| {
+                let pending = step(state, now)?;
                 let base = state.head().map_or(0, |head| head.seq);
-                let (entries, reply) = (draft.entries.clone(), draft.reply.clone());
+                let entries = pending.entries.clone();
+                let reply = pending.reply.clone();
                 unknown = Some(UnknownOutcome { base, at: now, entries, reply });
-                Ok(draft)
+                Ok(pending)
             });
             match written.await {
                 Err(Error::Unavailable { why }) => {
-                    tracing::warn!(session_id = %id, error = why, "the store is away; a run waits for it with what it holds");
+                    tracing::warn!(session_id = %id, error = why, "store unavailable; retrying the commit of a run's results");
                 }
                 written => return written,
             }
-            pauses.next().await;
+            backoff.next().await;
             let Some(unknown) = unknown else { continue };
-            let stored = loop {
-                if let Some(stored) = pauses.unless_away(self.has_stored(&who.key(id), &unknown).await).await {
-                    break stored?;
+            let committed = loop {
+                if let Some(committed) =
+                    backoff.unless_away(self.was_committed(&principal.key(id), &unknown).await).await
+                {
+                    break committed?;
                 }
             };
-            if stored {
-                self.engine.forget(&who.key(id));
+            if committed {
+                self.engine.forget(&principal.key(id));
                 return Ok(unknown.reply);
             }
         }
@@ -95,24 +98,25 @@ impl Tenure {
 
     /// Returns true if the log contains exactly these records. Position, timestamp and content
     /// together identify a commit: no two commits share all three.
-    async fn has_stored<R>(&self, key: &SessionKey, unknown: &UnknownOutcome<R>) -> Result<bool> {
+    async fn was_committed<R>(&self, key: &SessionKey, unknown: &UnknownOutcome<R>) -> Result<bool> {
         let upto = unknown.base + unknown.entries.len() as Seq;
         if upto == unknown.base {
             return Ok(false);
         }
-        let (mut last, mut stored) = (unknown.base, Vec::new());
+        let mut last = unknown.base;
+        let mut stored = Vec::new();
         while last < upto {
             let page = self.store().records(key, &RecordRange { upto, ..RecordRange::after(last) }).await?;
             let Some(end) = page.last() else { return Ok(false) };
             last = end.seq;
             stored.extend(page);
         }
-        let wanted = (unknown.base + 1..).zip(&unknown.entries);
-        let same = |(stored, (seq, entry)): (&Record, (Seq, &Entry))| {
+        let expected = (unknown.base + 1..).zip(&unknown.entries);
+        let is_equal = |(stored, (seq, entry)): (&Record, (Seq, &Entry))| {
             stored.seq == seq
                 && stored.at.as_microsecond() == unknown.at.as_microsecond()
                 && stored.entry.encode() == entry.encode()
         };
-        Ok(stored.iter().zip(wanted).all(same))
+        Ok(stored.iter().zip(expected).all(is_equal))
     }
 }

@@ -86,10 +86,10 @@ pub struct ExportedCheckpoint {
 }
 
 /// Prefixes the path of an invalid parameter with a location.
-pub(crate) fn within(place: &str, e: Error) -> Error {
+pub(crate) fn within(location: &str, e: Error) -> Error {
     match e {
-        Error::Invalid { param, message } if param.is_empty() => Error::invalid(place, message),
-        Error::Invalid { param, message } => Error::invalid(format!("{place}.{param}"), message),
+        Error::Invalid { param, message } if param.is_empty() => Error::invalid(location, message),
+        Error::Invalid { param, message } => Error::invalid(format!("{location}.{param}"), message),
         other => other,
     }
 }
@@ -107,7 +107,8 @@ pub(crate) fn difference(head: &Head, export: &Export) -> SessionPatch {
 
 impl From<Session> for Export {
     fn from(session: Session) -> Export {
-        let (head, info) = (session.head().clone(), session.info.clone());
+        let head = session.head().clone();
+        let info = session.info.clone();
         let checkpoints = session.checkpoints.iter().map(|c| ExportedCheckpoint {
             label: c.label.clone(),
             position: c.position,
@@ -153,10 +154,10 @@ pub(crate) fn without_decisions(metadata: &Map<String, Value>) -> Map<String, Va
 
 /// The merge patch that turns one object into another.
 pub(crate) fn patch_between(old: &Map<String, Value>, new: &Map<String, Value>) -> Map<String, Value> {
-    let gone = old.keys().filter(|k| !new.contains_key(*k)).map(|k| (k.clone(), Value::Null));
+    let removed = old.keys().filter(|k| !new.contains_key(*k)).map(|k| (k.clone(), Value::Null));
     let changed = new.iter().filter(|(k, v)| old.get(*k) != Some(v)).map(|(k, v)| match (old.get(k), v) {
         (Some(Value::Object(old)), Value::Object(new)) => (k.clone(), Value::Object(patch_between(old, new))),
         (_, v) => (k.clone(), v.clone()),
     });
-    gone.chain(changed).collect()
+    removed.chain(changed).collect()
 }

@@ -22,7 +22,7 @@ pub(crate) fn parse(raw: &str) -> Result<Vec<Record>> {
     let read = |(i, raw): (usize, &&RawValue)| {
         let line: ExportLine = serde_json::from_str(raw.get())
             .map_err(|e| Error::invalid(format!("log[{i}]"), format!("a record has `seq`, `at` and `entry`: {e}")))?;
-        record(line).map_err(|why| Error::invalid(format!("log[{i}].entry"), why))
+        record(line).map_err(|reason| Error::invalid(format!("log[{i}].entry"), reason))
     };
     list.iter().enumerate().map(read).collect()
 }

@@ -35,9 +35,9 @@ use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Read};
 
 /// The field that begins a checksum.
-const SUM: &[u8] = br#""sum":""#;
+const CHECKSUM_FIELD: &[u8] = br#""sum":""#;
 /// Length of a checksum with its field, its brace and its line break, in bytes.
-const SEAL: usize = SUM.len() + 8 + b"\"}\n".len();
+const CHECKSUM_LEN: usize = CHECKSUM_FIELD.len() + 8 + b"\"}\n".len();
 
 /// One parsed line.
 #[derive(Deserialize)]
@@ -48,7 +48,8 @@ pub(super) struct LogLine<'a> {
     pub entry: Option<&'a RawValue>,
     pub owner: Option<String>,
     pub item: Option<ItemLine<String, Item>>,
-    pub gone: Option<RemovedLine<String>>,
+    #[serde(rename = "gone")]
+    pub removed: Option<RemovedLine<String>>,
     pub head: Option<Head>,
     #[serde(default)]
     pub blobs: Vec<BlobId>,
@@ -57,7 +58,8 @@ pub(super) struct LogLine<'a> {
 /// An item with the name of its namespace.
 #[derive(Serialize, Deserialize)]
 pub(super) struct ItemLine<S, I> {
-    pub shelf: S,
+    #[serde(rename = "shelf")]
+    pub namespace: S,
     #[serde(flatten)]
     pub item: I,
 }
@@ -65,7 +67,8 @@ pub(super) struct ItemLine<S, I> {
 /// A tombstone: an item that was removed.
 #[derive(Serialize, Deserialize)]
 pub(super) struct RemovedLine<S> {
-    pub shelf: S,
+    #[serde(rename = "shelf")]
+    pub namespace: S,
     pub key: S,
 }
 
@@ -73,7 +76,7 @@ impl<'a> LogLine<'a> {
     /// Parses a line. The error does not quote it.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, String> {
         // The message of serde would quote the line; the column suffices.
-        serde_json::from_slice(bytes).map_err(|e| format!("not a line of this format (column {})", e.column()))
+        serde_json::from_slice(bytes).map_err(|e| format!("invalid line (column {})", e.column()))
     }
 
     /// Returns the record of the line, with its entry deserialized. `None` means that the line is
@@ -81,7 +84,7 @@ impl<'a> LogLine<'a> {
     pub fn decode(&self) -> Result<Option<Record>, String> {
         let Some((seq, at, text)) = self.record() else { return Ok(None) };
         // As above, the error of the entry's parser is not passed on.
-        let entry = Entry::decode(text).map_err(|_| format!("the entry of record {seq} can not be read"))?;
+        let entry = Entry::decode(text).map_err(|_| format!("the entry of record {seq} cannot be parsed"))?;
         Ok(Some(Record { seq, at, entry }))
     }
 
@@ -119,15 +122,15 @@ impl LineBatch {
     }
 
     /// Adds an inserted or replaced item.
-    pub fn item(&mut self, shelf: &str, item: &Item) {
+    pub fn item(&mut self, namespace: &str, item: &Item) {
         self.items += 1;
-        self.line("item", &ItemLine { shelf, item });
+        self.line("item", &ItemLine { namespace, item });
     }
 
     /// Adds a tombstone for a removed item.
-    pub fn gone(&mut self, shelf: &str, key: &str) {
+    pub fn removed_item(&mut self, namespace: &str, key: &str) {
         self.items += 1;
-        self.line("gone", &RemovedLine { shelf, key });
+        self.line("gone", &RemovedLine { namespace, key });
     }
 
     /// Adds a record with its serialized entry.
@@ -136,7 +139,7 @@ impl LineBatch {
             self.first = seq;
         }
         self.offsets.push(self.text.len() as u64);
-        writeln!(self.text, r#"{{"seq":{seq},"at":"{at}","entry":{entry}}}"#).expect("a string takes everything");
+        writeln!(self.text, r#"{{"seq":{seq},"at":"{at}","entry":{entry}}}"#).expect("writing to a String cannot fail");
     }
 
     pub fn is_empty(&self) -> bool {
@@ -144,7 +147,7 @@ impl LineBatch {
     }
 
     /// Completes the commit with its head, blob references and checksum.
-    pub fn seal(self, head: Option<&Head>, blobs: &[BlobId]) -> EncodedCommit {
+    pub fn finish(self, head: Option<&Head>, blobs: &[BlobId]) -> EncodedCommit {
         let LineBatch { mut text, first, offsets, items } = self;
         match text.strip_suffix("}\n").map(str::len) {
             Some(end) => {
@@ -165,20 +168,20 @@ impl LineBatch {
     }
 
     fn line(&mut self, kind: &str, value: &impl Serialize) {
-        writeln!(self.text, r#"{{"{kind}":{}}}"#, json(value)).expect("a string takes everything");
+        writeln!(self.text, r#"{{"{kind}":{}}}"#, json(value)).expect("writing to a String cannot fail");
     }
 }
 
 fn json(value: &impl Serialize) -> String {
-    serde_json::to_string(value).expect("cards and items have string keys and finite numbers only")
+    serde_json::to_string(value).expect("heads and items have only string keys and finite numbers")
 }
 
 /// Returns the checksum that a line ends with, or `None` if it is not the last line of a commit.
-fn sum(line: &[u8]) -> Option<u32> {
+fn parse_checksum(line: &[u8]) -> Option<u32> {
     let end = line.strip_suffix(b"\"}\n")?;
     let (start, digits) = end.split_at_checked(end.len().checked_sub(8)?)?;
     let digits = std::str::from_utf8(digits).ok().filter(|d| d.bytes().all(|b| b"0123456789abcdef".contains(&b)))?;
-    start.ends_with(SUM).then(|| u32::from_str_radix(digits, 16).ok())?
+    start.ends_with(CHECKSUM_FIELD).then(|| u32::from_str_radix(digits, 16).ok())?
 }
 
 /// A reader that yields a file commit by commit.
@@ -187,7 +190,7 @@ pub(super) struct CommitReader<R> {
     /// The commit that was read last.
     pub bytes: Vec<u8>,
     /// The byte offset of that commit.
-    pub at: u64,
+    pub offset: u64,
     /// The line number of that commit, counted from 1.
     pub line: usize,
 }
@@ -196,31 +199,31 @@ pub(super) struct CommitReader<R> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NextCommit {
     /// A commit with a valid checksum.
-    Whole,
+    Valid,
     /// Bytes that are not a valid commit.
-    Bad,
+    Invalid,
     /// The end of the file.
     End,
 }
 
 impl<R: Read> CommitReader<R> {
     pub fn new(reader: R) -> Self {
-        Self { reader: BufReader::with_capacity(1 << 16, reader), bytes: Vec::new(), at: 0, line: 1 }
+        Self { reader: BufReader::with_capacity(1 << 16, reader), bytes: Vec::new(), offset: 0, line: 1 }
     }
 
     /// Reads the next commit and verifies its checksum.
     pub fn next(&mut self) -> io::Result<NextCommit> {
-        self.at += self.bytes.len() as u64;
+        self.offset += self.bytes.len() as u64;
         self.line += self.lines().count();
         self.bytes.clear();
         loop {
             let start = self.bytes.len();
             if self.reader.read_until(b'\n', &mut self.bytes)? == 0 {
-                return Ok(if start == 0 { NextCommit::End } else { NextCommit::Bad });
+                return Ok(if start == 0 { NextCommit::End } else { NextCommit::Invalid });
             }
-            if let Some(sum) = sum(&self.bytes[start..]) {
-                let covered = &self.bytes[..self.bytes.len() - SEAL];
-                return Ok(if crc32fast::hash(covered) == sum { NextCommit::Whole } else { NextCommit::Bad });
+            if let Some(sum) = parse_checksum(&self.bytes[start..]) {
+                let covered = &self.bytes[..self.bytes.len() - CHECKSUM_LEN];
+                return Ok(if crc32fast::hash(covered) == sum { NextCommit::Valid } else { NextCommit::Invalid });
             }
         }
     }
@@ -233,13 +236,14 @@ impl<R: Read> CommitReader<R> {
 
 /// Returns whether a valid commit begins at any line of the rest. If so, the bytes before it are
 /// damaged, and not a write that a crash interrupted.
-pub(super) fn any_commit(reader: impl Read) -> io::Result<bool> {
+pub(super) fn contains_commit(reader: impl Read) -> io::Result<bool> {
     let mut reader = BufReader::new(reader);
-    let (mut line, mut hashes) = (Vec::new(), Vec::new());
+    let mut line = Vec::new();
+    let mut hashes = Vec::new();
     while reader.read_until(b'\n', &mut line)? > 0 {
-        let sum = sum(&line);
+        let sum = parse_checksum(&line);
         let mut hash = crc32fast::Hasher::new();
-        hash.update(&line[..line.len() - if sum.is_some() { SEAL } else { 0 }]);
+        hash.update(&line[..line.len() - if sum.is_some() { CHECKSUM_LEN } else { 0 }]);
         hashes.push(hash);
         line.clear();
         let Some(sum) = sum else { continue };

@@ -3,7 +3,7 @@
 //! Invariant: the index never shows a commit that is not yet durable on disk.
 
 use super::file::{
-    AppendFailure, ByteSpan, FilePart, append, append_copy, compose, failed, read_records, sync_dir, write_whole,
+    AppendFailure, ByteSpan, FilePart, append, append_copy, compose, io_error, read_records, sync_dir, write_atomically,
 };
 use crate::private_files;
 use crate::store::contract::{Commit, MAX_PAGE_BYTES};
@@ -68,13 +68,13 @@ pub(super) struct SessionLog {
     pub item_lines: usize,
     /// Whether the file's directory entry has been fsynced. Unknown, hence `false`, for a file that
     /// was found on opening.
-    lasting: bool,
+    dir_synced: bool,
 }
 
 /// Damage that was found in a file.
 pub(super) struct Damage {
-    pub at: String,
-    pub why: String,
+    pub location: String,
+    pub reason: String,
 }
 
 impl JsonlEngine {
@@ -83,92 +83,99 @@ impl JsonlEngine {
     }
 
     pub fn state(&self) -> MutexGuard<'_, JsonlState> {
-        self.state.lock().expect("nothing panics while it holds the state")
+        self.state.lock().expect("no code panics while holding this lock")
     }
 
     /// Commits: checks the preconditions, writes new blobs, appends to the session's file and
     /// updates the index, in this order. A head that equals the fold of the previous head and the
     /// records is not written. A failure to append the copy of the discarded messages is only
     /// logged.
-    pub fn commit(&self, place: &LogFile, commit: &Commit) -> Result<()> {
-        let (stored, card, new_blobs) = {
+    pub fn commit(&self, log_file: &LogFile, commit: &Commit) -> Result<()> {
+        let (stored, new_head, new_blobs) = {
             let state = self.state();
-            state.intact(place)?;
+            state.check_intact(log_file)?;
             state.index.check(commit)?;
-            let tenant = &place.tenant;
+            let tenant = &log_file.tenant;
             let new_blobs: Vec<_> = commit.blobs.iter().filter(|b| !state.index.uses_blob(tenant, b.id)).collect();
-            (state.index.head(&commit.head.key()).cloned(), state.index.card(commit), new_blobs)
+            (state.index.head(&commit.head.key()).cloned(), state.index.head_after(commit), new_blobs)
         };
-        self.write_blobs(&place.tenant, &new_blobs)?;
+        self.write_blobs(&log_file.tenant, &new_blobs)?;
         let mut batch = LineBatch::default();
-        commit.items.iter().for_each(|(shelf, item)| batch.item(shelf, item));
+        commit.items.iter().for_each(|(namespace, item)| batch.item(namespace, item));
         commit.records.iter().for_each(|r| batch.record(r.seq, r.at, &r.entry.encode()));
-        let implied = follow(stored, &card.key(), &commit.records);
-        let head = (implied.as_ref() != Some(&card)).then_some(&card);
+        let implied = fold_head(stored, &new_head.key(), &commit.records);
+        let head = (implied.as_ref() != Some(&new_head)).then_some(&new_head);
         let blobs: BTreeSet<_> = commit.blobs.iter().map(|b| b.id).collect();
         if !batch.is_empty() || head.is_some() || !blobs.is_empty() {
-            let sealed = batch.seal(head, &blobs.into_iter().collect::<Vec<_>>());
-            self.add(place, &sealed, |state| state.index.apply(commit))?;
+            let encoded = batch.finish(head, &blobs.into_iter().collect::<Vec<_>>());
+            self.append_commit(log_file, &encoded, |state| state.index.apply(commit))?;
         }
-        self.tidy(place);
+        self.rewrite_if_mostly_dead(log_file);
         if !commit.cut.is_empty() {
-            let path = paths::discarded_file(&self.root, &card.key());
-            let blob = |id: &BlobId| self.blob(&card.tenant, *id).ok().flatten();
-            let whole = |m: &Message| m.attach(blob).unwrap_or_else(|_| m.clone());
-            let cut: Vec<Message> = commit.cut.iter().map(whole).collect();
-            if let Err(error) = append_copy(&path, cut.iter().map(|m| m.as_str())) {
-                tracing::warn!(path = %path.display(), %error, "discarded messages are only in the log, not in their file");
+            let path = paths::discarded_file(&self.root, &new_head.key());
+            let blob = |id: &BlobId| self.blob(&new_head.tenant, *id).ok().flatten();
+            let with_media = |m: &Message| m.attach(blob).unwrap_or_else(|_| m.clone());
+            let discarded: Vec<Message> = commit.cut.iter().map(with_media).collect();
+            if let Err(error) = append_copy(&path, discarded.iter().map(|m| m.as_str())) {
+                tracing::warn!(path = %path.display(), %error, "could not append the discarded messages to their file; they are still in the log");
             }
         }
         Ok(())
     }
 
-    /// Appends a commit to a file. After it is durable, `then` updates the rest of the state under
+    /// Appends a commit to a file. After it is durable, `update` changes the rest of the state under
     /// the same lock.
-    pub fn add(&self, place: &LogFile, sealed: &EncodedCommit, then: impl FnOnce(&mut JsonlState)) -> Result<()> {
-        let (path, dir) = (place.file(&self.root), place.dir(&self.root));
-        let (len, lasting) = {
+    pub fn append_commit(
+        &self,
+        log_file: &LogFile,
+        encoded: &EncodedCommit,
+        update: impl FnOnce(&mut JsonlState),
+    ) -> Result<()> {
+        let path = log_file.path(&self.root);
+        let dir = log_file.dir(&self.root);
+        let (len, dir_synced) = {
             let state = self.state();
-            if state.broken.contains(place) {
-                let why = format!("{}: an earlier write could not be taken back; reopen the store", path.display());
-                return Err(Error::unavailable(why));
+            if state.broken.contains(log_file) {
+                let reason =
+                    format!("{}: an earlier failed write could not be truncated; reopen the store", path.display());
+                return Err(Error::unavailable(reason));
             }
-            state.logs.get(place).map_or((0, false), |log| (log.len, log.lasting))
+            state.logs.get(log_file).map_or((0, false), |log| (log.len, log.dir_synced))
         };
         if len == 0 {
             self.make_dir(&dir)?;
         }
-        let added = append(&path, len, &sealed.bytes, (!lasting).then_some(&dir));
+        let appended = append(&path, len, &encoded.bytes, (!dir_synced).then_some(&dir));
         let mut state = self.state();
-        match added {
+        match appended {
             Ok(()) => {}
-            Err(AppendFailure::Nothing(error)) => return Err(failed(&path, &error)),
-            Err(AppendFailure::Half(error)) => {
-                state.broken.insert(place.clone());
+            Err(AppendFailure::Undone(error)) => return Err(io_error(&path, &error)),
+            Err(AppendFailure::Partial(error)) => {
+                state.broken.insert(log_file.clone());
                 return Err(Error::unavailable(format!("{}: {error}; reopen the store", path.display())));
             }
         }
-        let log = state.logs.entry(place.clone()).or_default();
-        log.first = if len == 0 { sealed.first } else { log.first };
-        log.offsets.extend(sealed.offsets.iter().map(|offset| len + offset));
-        log.len = len + sealed.bytes.len() as u64;
-        log.item_lines += sealed.items;
-        log.lasting = true;
-        then(&mut state);
+        let log = state.logs.entry(log_file.clone()).or_default();
+        log.first = if len == 0 { encoded.first } else { log.first };
+        log.offsets.extend(encoded.offsets.iter().map(|offset| len + offset));
+        log.len = len + encoded.bytes.len() as u64;
+        log.item_lines += encoded.items;
+        log.dir_synced = true;
+        update(&mut state);
         Ok(())
     }
 
     /// Reads a page of records at the offsets in the index.
-    pub fn records(&self, place: &LogFile, range: &RecordRange) -> Result<Vec<Record>> {
+    pub fn records(&self, log_file: &LogFile, range: &RecordRange) -> Result<Vec<Record>> {
         let spans = {
             let state = self.state();
-            state.intact(place)?;
-            state.logs.get(place).map(|log| log.spans(range)).unwrap_or_default()
+            state.check_intact(log_file)?;
+            state.logs.get(log_file).map(|log| log.spans(range)).unwrap_or_default()
         };
         if spans.is_empty() {
             return Ok(Vec::new());
         }
-        let mut records = read_records(&place.file(&self.root), &spans)?;
+        let mut records = read_records(&log_file.path(&self.root), &spans)?;
         if range.order == ReadDirection::Backward {
             records.reverse();
         }
@@ -176,27 +183,27 @@ impl JsonlEngine {
     }
 
     /// Appends an item, and tombstones for the items that it evicts.
-    pub fn put(&self, place: &LogFile, shelf: &Namespace, item: &Item, keep: Option<usize>) -> Result<()> {
+    pub fn put(&self, log_file: &LogFile, namespace: &Namespace, item: &Item, max_items: Option<usize>) -> Result<()> {
         let mut batch = LineBatch::default();
-        let gone = {
+        let evicted = {
             let state = self.state();
-            state.intact(place)?;
-            state.index.check_shelf(shelf)?;
-            if !state.logs.contains_key(place) {
-                batch.owner(&place.owner);
+            state.check_intact(log_file)?;
+            state.index.check_namespace(namespace)?;
+            if !state.logs.contains_key(log_file) {
+                batch.owner(&log_file.owner);
             }
-            state.index.crowded_out(shelf, &item.key, keep)
+            state.index.keys_to_evict(namespace, &item.key, max_items)
         };
-        gone.iter().for_each(|key| batch.gone(&shelf.name, key));
-        batch.item(&shelf.name, item);
-        let then = |state: &mut JsonlState| {
-            for key in &gone {
-                state.index.remove_item(shelf, key);
+        evicted.iter().for_each(|key| batch.removed_item(&namespace.name, key));
+        batch.item(&namespace.name, item);
+        let update = |state: &mut JsonlState| {
+            for key in &evicted {
+                state.index.remove_item(namespace, key);
             }
-            state.index.put(shelf, item.clone());
+            state.index.put(namespace, item.clone());
         };
-        self.add(place, &batch.seal(None, &[]), then)?;
-        self.tidy(place);
+        self.append_commit(log_file, &batch.finish(None, &[]), update)?;
+        self.rewrite_if_mostly_dead(log_file);
         Ok(())
     }
 
@@ -204,27 +211,27 @@ impl JsonlEngine {
     /// Returns the number removed.
     pub fn remove(
         &self,
-        place: &LogFile,
+        log_file: &LogFile,
         mut items: Vec<(Namespace, String)>,
-        when: impl Fn(&Item) -> bool,
+        condition: impl Fn(&Item) -> bool,
     ) -> Result<usize> {
         {
             let state = self.state();
-            state.intact(place)?;
-            items.retain(|(shelf, key)| state.index.item(shelf, key).is_some_and(&when));
+            state.check_intact(log_file)?;
+            items.retain(|(namespace, key)| state.index.item(namespace, key).is_some_and(&condition));
         }
         if items.is_empty() {
             return Ok(0);
         }
         let mut batch = LineBatch::default();
-        items.iter().for_each(|(shelf, key)| batch.gone(&shelf.name, key));
-        let then = |state: &mut JsonlState| {
-            for (shelf, key) in &items {
-                state.index.remove_item(shelf, key);
+        items.iter().for_each(|(namespace, key)| batch.removed_item(&namespace.name, key));
+        let update = |state: &mut JsonlState| {
+            for (namespace, key) in &items {
+                state.index.remove_item(namespace, key);
             }
         };
-        self.add(place, &batch.seal(None, &[]), then)?;
-        self.tidy(place);
+        self.append_commit(log_file, &batch.finish(None, &[]), update)?;
+        self.rewrite_if_mostly_dead(log_file);
         Ok(items.len())
     }
 
@@ -236,9 +243,9 @@ impl JsonlEngine {
         let path = paths::blob_file(&self.root, tenant, id);
         match fs::read(&path) {
             Ok(bytes) if BlobId::of(&bytes) == id => Ok(Some(bytes.into())),
-            Ok(_) => Err(Error::corrupt(path.display(), "its bytes are not those that its name says")),
+            Ok(_) => Err(Error::corrupt(path.display(), "the contents do not match the hash in the file name")),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(failed(&path, &e)),
+            Err(e) => Err(io_error(&path, &e)),
         }
     }
 
@@ -255,9 +262,9 @@ impl JsonlEngine {
             // Concurrent commits may write the same blob, each to its own temporary file.
             let number = self.counter.fetch_add(1, Ordering::Relaxed);
             let temporary = dir.join(format!("{}.{number}{}", blob.id, paths::TEMPORARY));
-            write_whole(&temporary, &path, &blob.bytes).map_err(|e| failed(&path, &e))?;
+            write_atomically(&temporary, &path, &blob.bytes).map_err(|e| io_error(&path, &e))?;
         }
-        sync_dir(&dir).map_err(|e| failed(&dir, &e))
+        sync_dir(&dir).map_err(|e| io_error(&dir, &e))
     }
 
     /// Creates a directory of the store, and makes it durable.
@@ -266,72 +273,76 @@ impl JsonlEngine {
             return Ok(());
         };
         self.make_dir(parent)?;
-        let made = match private_files::create_dir(dir) {
+        let created = match private_files::create_dir(dir) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            made => made,
+            created => created,
         };
-        made.and_then(|()| sync_dir(parent)).map_err(|e| failed(dir, &e))?;
+        created.and_then(|()| sync_dir(parent)).map_err(|e| io_error(dir, &e))?;
         self.state().dirs.insert(dir.to_owned());
         Ok(())
     }
 
     /// Rewrites a file if most of its item lines are dead. A failure is only logged, because the
     /// next write tries again.
-    fn tidy(&self, place: &LogFile) {
-        let (dead, live) = self.state().dead_and_live(place);
+    fn rewrite_if_mostly_dead(&self, log_file: &LogFile) {
+        let (dead, live) = self.state().dead_and_live(log_file);
         if dead > MAX_DEAD
             && dead > live
-            && let Err(error) = self.rewrite(place)
+            && let Err(error) = self.rewrite(log_file)
         {
-            tracing::warn!(path = %place.file(&self.root).display(), %error, "removed items still take space in their file");
+            tracing::warn!(path = %log_file.path(&self.root).display(), %error, "could not compact the file; removed items still take up space");
         }
     }
 
     /// Rewrites a file with its records and its live items only.
-    pub fn rewrite(&self, place: &LogFile) -> Result<()> {
-        let part = self.state().part(&self.root, place, Seq::MAX);
-        let items = self.state().items(place);
-        match (part, place.key()) {
+    pub fn rewrite(&self, log_file: &LogFile) -> Result<()> {
+        let part = self.state().file_part(&self.root, log_file, Seq::MAX);
+        let items = self.state().items(log_file);
+        match (part, log_file.key()) {
             (Some(part), Some(key)) => {
                 let head = self.state().index.head(&key).cloned();
-                self.replace(place, &[part], head.as_ref(), &items, |_| {})
+                self.replace(log_file, &[part], head.as_ref(), &items, |_| {})
             }
-            (Some(_), None) if items.is_empty() => self.clear(place),
-            (Some(_), None) => self.replace(place, &[], None, &items, |_| {}),
+            (Some(_), None) if items.is_empty() => self.remove_namespaces(log_file),
+            (Some(_), None) => self.replace(log_file, &[], None, &items, |_| {}),
             (None, _) => Ok(()),
         }
     }
 
     /// Replaces a file atomically (write, verify, rename) by one of records, items and a head.
-    /// `then` updates the rest of the state under the same lock.
+    /// `update` changes the rest of the state under the same lock.
     pub fn replace(
         &self,
-        place: &LogFile,
+        log_file: &LogFile,
         parts: &[FilePart],
         head: Option<&Head>,
         items: &[(String, Arc<Item>)],
-        then: impl FnOnce(&mut JsonlState),
+        update: impl FnOnce(&mut JsonlState),
     ) -> Result<()> {
-        let (path, dir) = (place.file(&self.root), place.dir(&self.root));
+        let path = log_file.path(&self.root);
+        let dir = log_file.dir(&self.root);
         let mut temporary = path.clone().into_os_string();
         temporary.push(paths::TEMPORARY);
         let temporary = PathBuf::from(temporary);
         let mut last = LineBatch::default();
-        if place.key().is_none() {
-            last.owner(&place.owner);
+        if log_file.key().is_none() {
+            last.owner(&log_file.owner);
         }
-        items.iter().for_each(|(shelf, item)| last.item(shelf, item));
-        let written = compose(&temporary, parts, &last.seal(head, &[]).bytes).and_then(|()| {
+        items.iter().for_each(|(namespace, item)| last.item(namespace, item));
+        let written = compose(&temporary, parts, &last.finish(head, &[]).bytes).and_then(|()| {
             // Verifies the new file by replaying it before anything depends on it.
-            match replay(&temporary, place).map_err(|e| failed(&temporary, &e))? {
+            match replay(&temporary, log_file).map_err(|e| io_error(&temporary, &e))? {
                 (contents, LogTail::Clean) if contents.head.as_ref().map(Head::key) == head.map(Head::key) => {
                     Ok(contents)
                 }
-                _ => Err(Error::corrupt(path.display(), "it could not be written anew without a change")),
+                _ => Err(Error::corrupt(
+                    path.display(),
+                    "the rewritten file failed verification; the old file is unchanged",
+                )),
             }
         });
         let contents =
-            match written.and_then(|c| fs::rename(&temporary, &path).map(|()| c).map_err(|e| failed(&path, &e))) {
+            match written.and_then(|c| fs::rename(&temporary, &path).map(|()| c).map_err(|e| io_error(&path, &e))) {
                 Ok(contents) => contents,
                 Err(error) => {
                     drop(fs::remove_file(&temporary));
@@ -340,54 +351,54 @@ impl JsonlEngine {
             };
         {
             let mut state = self.state();
-            state.logs.insert(place.clone(), SessionLog::found(contents));
-            state.broken.remove(place);
-            then(&mut state);
+            state.logs.insert(log_file.clone(), SessionLog::from_recovered(contents));
+            state.broken.remove(log_file);
+            update(&mut state);
         }
-        sync_dir(&dir).map_err(|e| failed(&dir, &e))
+        sync_dir(&dir).map_err(|e| io_error(&dir, &e))
     }
 }
 
 impl JsonlState {
     /// Returns an error if the file is damaged.
-    pub fn intact(&self, place: &LogFile) -> Result<()> {
-        match self.damaged.get(place) {
-            Some(damage) => Err(Error::corrupt(&damage.at, &damage.why)),
+    pub fn check_intact(&self, log_file: &LogFile) -> Result<()> {
+        match self.damaged.get(log_file) {
+            Some(damage) => Err(Error::corrupt(&damage.location, &damage.reason)),
             None => Ok(()),
         }
     }
 
     /// Returns the items of a file, each with the name of its namespace.
-    pub fn items(&self, place: &LogFile) -> Vec<(String, Arc<Item>)> {
-        let shelves = self.index.shelves(&place.tenant, &place.owner);
-        shelves.flat_map(|(shelf, items)| items.values().map(|i| (shelf.name.clone(), i.clone()))).collect()
+    pub fn items(&self, log_file: &LogFile) -> Vec<(String, Arc<Item>)> {
+        let owned = self.index.namespaces_of(&log_file.tenant, &log_file.owner);
+        owned.flat_map(|(namespace, items)| items.values().map(|i| (namespace.name.clone(), i.clone()))).collect()
     }
 
     /// Returns the number of dead item lines of a file, and the number of live items.
-    fn dead_and_live(&self, place: &LogFile) -> (usize, usize) {
-        let live = self.index.shelves(&place.tenant, &place.owner).map(|(_, items)| items.len()).sum();
-        let lines = self.logs.get(place).map_or(0, |log| log.item_lines);
+    fn dead_and_live(&self, log_file: &LogFile) -> (usize, usize) {
+        let live = self.index.namespaces_of(&log_file.tenant, &log_file.owner).map(|(_, items)| items.len()).sum();
+        let lines = self.logs.get(log_file).map_or(0, |log| log.item_lines);
         (lines.saturating_sub(live), live)
     }
 
-    pub fn with_dead_lines(&self) -> Vec<LogFile> {
-        self.logs.keys().filter(|place| self.has_dead_lines(place)).cloned().collect()
+    pub fn files_with_dead_lines(&self) -> Vec<LogFile> {
+        self.logs.keys().filter(|log_file| self.has_dead_lines(log_file)).cloned().collect()
     }
 
-    pub fn has_dead_lines(&self, place: &LogFile) -> bool {
-        self.dead_and_live(place).0 > 0
+    pub fn has_dead_lines(&self, log_file: &LogFile) -> bool {
+        self.dead_and_live(log_file).0 > 0
     }
 
     /// Describes the records of a file up to `upto`, for copying.
-    pub fn part(&self, root: &Path, place: &LogFile, upto: Seq) -> Option<FilePart> {
-        self.logs.get(place).map(|log| FilePart { path: place.file(root), len: log.len, upto })
+    pub fn file_part(&self, root: &Path, log_file: &LogFile, upto: Seq) -> Option<FilePart> {
+        self.logs.get(log_file).map(|log| FilePart { path: log_file.path(root), len: log.len, upto })
     }
 }
 
 impl SessionLog {
-    pub fn found(contents: Recovered) -> Self {
+    pub fn from_recovered(contents: Recovered) -> Self {
         let Recovered { first, offsets, len, item_lines, .. } = contents;
-        Self { first, offsets, len, item_lines, lasting: false }
+        Self { first, offsets, len, item_lines, dir_synced: false }
     }
 
     /// Returns the byte ranges of the records of one page, in file order.
@@ -419,7 +430,7 @@ impl SessionLog {
 
 /// Folds records into a head. The result is the head that a reader of the file derives, so it need
 /// not be stored.
-fn follow(stored: Option<Head>, key: &SessionKey, records: &[Record]) -> Option<Head> {
+fn fold_head(stored: Option<Head>, key: &SessionKey, records: &[Record]) -> Option<Head> {
     let (mut head, rest) = match (stored, records) {
         (Some(head), all) => (head, all),
         (None, [first, rest @ ..]) => (Head::begin(key, first)?, rest),

@@ -12,7 +12,7 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// Converts a file system error into an error of the store.
-pub(super) fn failed(path: &Path, error: &io::Error) -> Error {
+pub(super) fn io_error(path: &Path, error: &io::Error) -> Error {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::Full { place: path.display().to_string() },
         _ => Error::unavailable(format!("{}: {error}", path.display())),
@@ -28,16 +28,16 @@ pub(super) fn sync_dir(dir: &Path) -> io::Result<()> {
 pub(super) fn remove_file(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        done => done,
+        result => result,
     }
 }
 
 /// The state of a file after a failed append.
 pub(super) enum AppendFailure {
     /// The file is unchanged: the append was undone.
-    Nothing(io::Error),
+    Undone(io::Error),
     /// The file may end in part of the append, because truncating it failed as well.
-    Half(io::Error),
+    Partial(io::Error),
 }
 
 /// Appends bytes to a file (creates it if `len` is 0) and waits until they are on disk. With `dir`,
@@ -47,19 +47,19 @@ pub(super) fn append(path: &Path, len: u64, bytes: &[u8], dir: Option<&Path>) ->
         0 => private_files::options().write(true).create_new(true).open(path),
         _ => OpenOptions::new().write(true).open(path),
     };
-    let mut file = file.map_err(AppendFailure::Nothing)?;
-    let added = (|| {
+    let mut file = file.map_err(AppendFailure::Undone)?;
+    let appended = (|| {
         file.seek(SeekFrom::Start(len))?;
         file.write_all(bytes)?;
         file.sync_data()?;
         dir.map_or(Ok(()), sync_dir)
     })();
-    let Err(error) = added else { return Ok(()) };
+    let Err(error) = appended else { return Ok(()) };
     let undone = match len {
         0 => fs::remove_file(path),
         _ => file.set_len(len).and_then(|()| file.sync_all()),
     };
-    Err(if undone.is_ok() { AppendFailure::Nothing(error) } else { AppendFailure::Half(error) })
+    Err(if undone.is_ok() { AppendFailure::Undone(error) } else { AppendFailure::Partial(error) })
 }
 
 /// Appends lines to a copy that only people read. Nothing depends on it.
@@ -78,13 +78,13 @@ pub(super) fn append_copy<'a>(path: &Path, lines: impl Iterator<Item = &'a str>)
         text.push_str(line);
         text.push('\n');
     }
-    let added = file.write_all(text.as_bytes()).and_then(|()| file.sync_data());
-    added.inspect_err(|_| drop(file.set_len(len)))
+    let appended = file.write_all(text.as_bytes()).and_then(|()| file.sync_data());
+    appended.inspect_err(|_| drop(file.set_len(len)))
 }
 
 /// Writes a file atomically: it exists completely or not at all. It is durable once its directory
 /// is fsynced.
-pub(super) fn write_whole(temporary: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub(super) fn write_atomically(temporary: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
     let written = private_files::create(temporary).and_then(|mut file| {
         file.write_all(bytes)?;
         file.sync_all()?;
@@ -101,25 +101,26 @@ pub(super) struct FilePart {
 }
 
 /// Writes a file from the records of other files and a last commit. Commit boundaries are
-/// preserved; heads and items are left out.
+/// preserved; heads and items are skipped.
 pub(super) fn compose(path: &Path, parts: &[FilePart], last: &[u8]) -> Result<()> {
-    let io = |e: io::Error| failed(path, &e);
+    let io = |e: io::Error| io_error(path, &e);
     let mut out = BufWriter::new(private_files::create(path).map_err(io)?);
     for part in parts {
-        let from = File::open(&part.path).map_err(|e| failed(&part.path, &e))?;
+        let from = File::open(&part.path).map_err(|e| io_error(&part.path, &e))?;
         let mut commits = CommitReader::new(from.take(part.len));
         let mut seq = 0;
         loop {
-            match commits.next().map_err(|e| failed(&part.path, &e))? {
-                NextCommit::Whole => {}
+            match commits.next().map_err(|e| io_error(&part.path, &e))? {
+                NextCommit::Valid => {}
                 NextCommit::End => break,
-                NextCommit::Bad => return Err(corrupt(&part.path, commits.line, "a commit's checksum is wrong")),
+                NextCommit::Invalid => return Err(corrupt(&part.path, commits.line, "checksum mismatch in a commit")),
             }
-            let (mut batch, mut blobs) = (LineBatch::default(), Vec::new());
+            let mut batch = LineBatch::default();
+            let mut blobs = Vec::new();
             for (number, line) in commits.lines().enumerate() {
-                let line = LogLine::parse(line).map_err(|why| corrupt(&part.path, commits.line + number, why))?;
-                if let Some((found, at, entry)) = line.record() {
-                    seq = found;
+                let line = LogLine::parse(line).map_err(|reason| corrupt(&part.path, commits.line + number, reason))?;
+                if let Some((record_seq, at, entry)) = line.record() {
+                    seq = record_seq;
                     if seq <= part.upto {
                         batch.record(seq, at, entry);
                     }
@@ -129,7 +130,7 @@ pub(super) fn compose(path: &Path, parts: &[FilePart], last: &[u8]) -> Result<()
             // A commit of which only a part is copied keeps all of its blobs: they are referenced
             // from its first record on.
             if !batch.is_empty() || (!blobs.is_empty() && seq <= part.upto) {
-                out.write_all(&batch.seal(None, &blobs).bytes).map_err(io)?;
+                out.write_all(&batch.finish(None, &blobs).bytes).map_err(io)?;
             }
         }
     }
@@ -149,28 +150,30 @@ pub(super) struct ByteSpan {
 
 /// Reads records at the given byte ranges, which are in file order.
 pub(super) fn read_records(path: &Path, spans: &[ByteSpan]) -> Result<Vec<Record>> {
-    let io = |e: io::Error| failed(path, &e);
+    let io = |e: io::Error| io_error(path, &e);
     let mut file = BufReader::with_capacity(1 << 16, File::open(path).map_err(io)?);
-    let (mut records, mut line, mut at) = (Vec::with_capacity(spans.len()), Vec::new(), 0);
+    let mut records = Vec::with_capacity(spans.len());
+    let mut line = Vec::new();
+    let mut position = 0;
     for span in spans {
         // Skip lines about items between records.
-        file.seek_relative(span.start as i64 - at as i64).map_err(io)?;
+        file.seek_relative(span.start as i64 - position as i64).map_err(io)?;
         line.clear();
         let read = (&mut file).take(span.end - span.start).read_until(b'\n', &mut line).map_err(io)?;
-        at = span.start + read as u64;
-        match parse(&line, span.seq) {
+        position = span.start + read as u64;
+        match parse_record(&line, span.seq) {
             Ok(record) => records.push(record),
-            Err(why) => return Err(corrupt(path, line_number(path, span.start).map_err(io)?, why)),
+            Err(reason) => return Err(corrupt(path, line_number(path, span.start).map_err(io)?, reason)),
         }
     }
     Ok(records)
 }
 
-fn parse(line: &[u8], want: Seq) -> Result<Record, String> {
+fn parse_record(line: &[u8], want: Seq) -> Result<Record, String> {
     match LogLine::parse(line)?.decode()? {
         Some(record) if record.seq == want => Ok(record),
-        Some(other) => Err(format!("record {want} should be here, {} is in its place", other.seq)),
-        None => Err(format!("record {want} should be here")),
+        Some(other) => Err(format!("expected record {want}, found record {}", other.seq)),
+        None => Err(format!("expected record {want}, found another line")),
     }
 }
 
@@ -190,6 +193,6 @@ fn line_number(path: &Path, offset: u64) -> io::Result<usize> {
 }
 
 /// Creates the error for damage at a line of a file.
-pub(super) fn corrupt(path: &Path, line: usize, why: impl std::fmt::Display) -> Error {
-    Error::corrupt(format!("{}:{line}", path.display()), why)
+pub(super) fn corrupt(path: &Path, line: usize, reason: impl std::fmt::Display) -> Error {
+    Error::corrupt(format!("{}:{line}", path.display()), reason)
 }

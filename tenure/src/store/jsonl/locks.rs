@@ -12,32 +12,32 @@ pub(super) struct FileLocks(Arc<Mutex<LockMap>>);
 type LockMap = HashMap<LogFile, Arc<tokio::sync::Mutex<()>>>;
 
 /// The guard of a file lock: no other task changes the file while it is held.
-pub(super) struct FileTurn {
-    gates: FileLocks,
-    place: LogFile,
+pub(super) struct FileLockGuard {
+    locks: FileLocks,
+    log_file: LogFile,
     guard: Option<OwnedMutexGuard<()>>,
 }
 
 impl FileLocks {
     /// Waits for the lock of a file.
-    pub async fn turn(&self, place: LogFile) -> FileTurn {
-        let gate = self.map().entry(place.clone()).or_default().clone();
-        let guard = Some(gate.lock_owned().await);
-        FileTurn { gates: self.clone(), place, guard }
+    pub async fn lock(&self, log_file: LogFile) -> FileLockGuard {
+        let lock = self.map().entry(log_file.clone()).or_default().clone();
+        let guard = Some(lock.lock_owned().await);
+        FileLockGuard { locks: self.clone(), log_file, guard }
     }
 
     fn map(&self) -> MutexGuard<'_, LockMap> {
-        self.0.lock().expect("nothing panics while it holds the gates")
+        self.0.lock().expect("no code panics while holding this lock")
     }
 }
 
-impl Drop for FileTurn {
+impl Drop for FileLockGuard {
     fn drop(&mut self) {
-        let mut map = self.gates.map();
+        let mut map = self.locks.map();
         drop(self.guard.take());
         // If the map holds the only reference, no task waits for the lock.
-        if map.get(&self.place).is_some_and(|gate| Arc::strong_count(gate) == 1) {
-            map.remove(&self.place);
+        if map.get(&self.log_file).is_some_and(|lock| Arc::strong_count(lock) == 1) {
+            map.remove(&self.log_file);
         }
     }
 }

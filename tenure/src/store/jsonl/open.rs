@@ -3,7 +3,7 @@
 //! Invariant: an unfinished commit at the end of a file is truncated; damage anywhere else is
 //! reported and left unchanged.
 
-use super::file::{corrupt, failed, remove_file, sync_dir, write_whole};
+use super::file::{corrupt, io_error, remove_file, sync_dir, write_atomically};
 use crate::private_files;
 use crate::store::contract::{FORMAT, OpenRepair};
 use crate::store::item::{Namespace, Owner};
@@ -21,15 +21,15 @@ use std::path::{Path, PathBuf};
 
 /// Locks a directory for this process and checks its format; a new or empty directory becomes a
 /// store. Returns its canonical path and the lock.
-pub(super) fn claim(dir: &Path) -> Result<(PathBuf, File)> {
-    let io = |e: io::Error| failed(dir, &e);
+pub(super) fn lock_directory(dir: &Path) -> Result<(PathBuf, File)> {
+    let io = |e: io::Error| io_error(dir, &e);
     private_files::create_dir_all(dir).map_err(io)?;
     let dir = &dir.canonicalize().map_err(io)?;
     let format = dir.join(FORMAT_FILE);
-    let is_ours = |name: &str| [FORMAT_FILE, LOCK_FILE, "format.tmp", "lost+found"].contains(&name);
-    if !format.exists() && list(dir)?.iter().any(|(name, _)| !is_ours(name)) {
-        let why = format!("{} holds other things and no store; choose a new or an empty directory", dir.display());
-        return Err(Error::invalid("store", why));
+    let is_store_file = |name: &str| [FORMAT_FILE, LOCK_FILE, "format.tmp", "lost+found"].contains(&name);
+    if !format.exists() && list(dir)?.iter().any(|(name, _)| !is_store_file(name)) {
+        let reason = format!("{} is not empty and contains no store; choose a new or empty directory", dir.display());
+        return Err(Error::invalid("store", reason));
     }
     let lock =
         private_files::options().create(true).write(true).truncate(false).open(dir.join(LOCK_FILE)).map_err(io)?;
@@ -40,8 +40,8 @@ pub(super) fn claim(dir: &Path) -> Result<(PathBuf, File)> {
     }
     match fs::read_to_string(&format) {
         Ok(text) => match text.trim().parse::<u32>() {
-            Ok(found) if found > FORMAT => {
-                Err(Error::NewerFormat { place: dir.display().to_string(), found, known: FORMAT })
+            Ok(stored) if stored > FORMAT => {
+                Err(Error::NewerFormat { place: dir.display().to_string(), found: stored, known: FORMAT })
             }
             Ok(FORMAT) => Ok((dir.clone(), lock)),
             // Files of older formats can be read as they are; from now on the newest format is
@@ -50,7 +50,7 @@ pub(super) fn claim(dir: &Path) -> Result<(PathBuf, File)> {
                 write_format(dir, &format).map_err(io)?;
                 Ok((dir.clone(), lock))
             }
-            _ => Err(corrupt(&format, 1, "it should hold the number of the format; restore it")),
+            _ => Err(corrupt(&format, 1, "expected the format number; restore the file from a backup")),
         },
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             write_format(dir, &format).map_err(io)?;
@@ -59,32 +59,33 @@ pub(super) fn claim(dir: &Path) -> Result<(PathBuf, File)> {
             dir.parent().map(sync_dir);
             Ok((dir.clone(), lock))
         }
-        Err(e) => Err(failed(&format, &e)),
+        Err(e) => Err(io_error(&format, &e)),
     }
 }
 
 fn write_format(dir: &Path, format: &Path) -> io::Result<()> {
-    write_whole(&dir.join("format.tmp"), format, format!("{FORMAT}\n").as_bytes())?;
+    write_atomically(&dir.join("format.tmp"), format, format!("{FORMAT}\n").as_bytes())?;
     sync_dir(dir)
 }
 
 /// Returns the format of a directory without changing it. `None` means that it is not a store.
-pub(super) fn found(dir: &Path) -> Result<Option<u32>> {
+pub(super) fn read_format(dir: &Path) -> Result<Option<u32>> {
     let format = dir.join(FORMAT_FILE);
     match fs::read_to_string(&format) {
         Ok(text) => match text.trim().parse() {
-            Ok(found) => Ok(Some(found)),
-            Err(_) => Err(corrupt(&format, 1, "it should hold the number of the format; restore it")),
+            Ok(stored) => Ok(Some(stored)),
+            Err(_) => Err(corrupt(&format, 1, "expected the format number; restore the file from a backup")),
         },
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(failed(&format, &e)),
+        Err(e) => Err(io_error(&format, &e)),
     }
 }
 
 /// Loads all files of a directory. Leftovers of a crash are removed and reported; damage is
 /// reported and left unchanged.
 pub(super) fn load(root: &Path) -> Result<(JsonlState, Vec<OpenRepair>)> {
-    let (mut state, mut repairs) = (JsonlState::default(), Vec::new());
+    let mut state = JsonlState::default();
+    let mut repairs = Vec::new();
     for (name, path) in list(root)? {
         let Some(tenant) = paths::parse_tenant(root, &name).filter(|_| path.is_dir()) else { continue };
         load_tenant(root, &tenant, &mut state, &mut repairs)?;
@@ -101,25 +102,25 @@ fn load_tenant(root: &Path, tenant: &Tenant, state: &mut JsonlState, repairs: &m
         match paths::parse_file(&name) {
             NamedFile::Session(id) => load_file(&path, LogFile::session(&key(id)), state, repairs)?,
             NamedFile::Discarded(id) => discarded.push((key(id), path)),
-            NamedFile::Temporary => remove_file(&path).map_err(|e| failed(&path, &e))?,
+            NamedFile::Temporary => remove_file(&path).map_err(|e| io_error(&path, &e))?,
             NamedFile::Foreign => {}
         }
     }
     for (key, path) in discarded {
         if state.index.head(&key).is_none() && !state.damaged.contains_key(&LogFile::session(&key)) {
-            remove_file(&path).map_err(|e| failed(&path, &e))?;
+            remove_file(&path).map_err(|e| io_error(&path, &e))?;
         }
     }
-    for (name, path) in list(&paths::shelves_dir(root, tenant))? {
-        let owner = paths::parse_shelf_file(&name).or_else(|| first_line_owner(&path));
+    for (name, path) in list(&paths::namespaces_dir(root, tenant))? {
+        let owner = paths::parse_namespace_file(&name).or_else(|| read_owner_line(&path));
         match (paths::parse_file(&name), owner) {
-            (NamedFile::Temporary, _) => remove_file(&path).map_err(|e| failed(&path, &e))?,
+            (NamedFile::Temporary, _) => remove_file(&path).map_err(|e| io_error(&path, &e))?,
             (_, Some(owner)) => load_file(&path, LogFile { tenant: tenant.clone(), owner }, state, repairs)?,
-            (_, None) => repairs.push(not_mended(&path, "nothing says whose shelves these are")),
+            (_, None) => repairs.push(not_repaired(&path, "the owner of this item file is unknown")),
         }
     }
     // A session that cannot be read may reference any of the blobs.
-    if !state.damaged.keys().any(|place| place.tenant == *tenant) {
+    if !state.damaged.keys().any(|log_file| log_file.tenant == *tenant) {
         remove_unused_blobs(root, tenant, |id| state.index.uses_blob(tenant, id))?;
     }
     Ok(())
@@ -127,50 +128,51 @@ fn load_tenant(root: &Path, tenant: &Tenant, state: &mut JsonlState, repairs: &m
 
 /// Loads one file: truncates a torn end, removes a file without a complete commit, and registers
 /// damage.
-fn load_file(path: &Path, place: LogFile, state: &mut JsonlState, repairs: &mut Vec<OpenRepair>) -> Result<()> {
-    let io = |e: io::Error| failed(path, &e);
-    let (contents, end) = replay(path, &place).map_err(io)?;
-    let mut repair = |what: String| repairs.push(OpenRepair { place: path.display().to_string(), what });
+fn load_file(path: &Path, log_file: LogFile, state: &mut JsonlState, repairs: &mut Vec<OpenRepair>) -> Result<()> {
+    let io = |e: io::Error| io_error(path, &e);
+    let (contents, end) = replay(path, &log_file).map_err(io)?;
+    let mut repair =
+        |description: String| repairs.push(OpenRepair { place: path.display().to_string(), what: description });
     match end {
-        LogTail::Clean if contents.len > 0 => adopt(place, contents, state),
+        LogTail::Clean if contents.len > 0 => register_file(log_file, contents, state),
         LogTail::Torn { bytes, line } if contents.len > 0 => {
             let file = OpenOptions::new().write(true).open(path).map_err(io)?;
             file.set_len(contents.len).and_then(|()| file.sync_all()).map_err(io)?;
-            repair(format!("cut {bytes} bytes from line {line} on: a commit that was never finished"));
-            adopt(place, contents, state);
+            repair(format!("truncated {bytes} bytes from line {line} on: an incomplete commit"));
+            register_file(log_file, contents, state);
         }
         LogTail::Clean | LogTail::Torn { .. } => {
             let bytes = path.metadata().map_err(io)?.len();
             remove_file(path).and_then(|()| path.parent().map_or(Ok(()), sync_dir)).map_err(io)?;
-            repair(format!("removed {bytes} bytes: its first commit was never finished"));
+            repair(format!("removed the file ({bytes} bytes): its first commit was incomplete"));
         }
-        LogTail::Damaged { line, why } => {
-            let at = format!("{}:{line}", path.display());
-            repairs.push(not_mended(Path::new(&at), &why));
-            let why = format!("{why}; restore the file from a backup, or purge the session");
+        LogTail::Damaged { line, reason } => {
+            let location = format!("{}:{line}", path.display());
+            repairs.push(not_repaired(Path::new(&location), &reason));
+            let reason = format!("{reason}; restore the file from a backup, or purge the session");
             // The head stays listed, so that the session can be found and purged.
-            if let Some(head) = contents.head.filter(|h| Some(h.key()) == place.key()) {
+            if let Some(head) = contents.head.filter(|h| Some(h.key()) == log_file.key()) {
                 state.index.set(head);
             }
-            state.damaged.insert(place, Damage { at, why });
+            state.damaged.insert(log_file, Damage { location, reason });
         }
     }
     Ok(())
 }
 
 /// Adds an intact file to the state.
-fn adopt(place: LogFile, mut contents: Recovered, state: &mut JsonlState) {
-    if let (Some(key), Some(head)) = (place.key(), contents.head.take()) {
+fn register_file(log_file: LogFile, mut contents: Recovered, state: &mut JsonlState) {
+    if let (Some(key), Some(head)) = (log_file.key(), contents.head.take()) {
         state.index.set(head);
         for (blob, from) in &contents.blobs {
             state.index.use_blobs(&key, [*blob], *from);
         }
     }
     for ((name, _), item) in std::mem::take(&mut contents.items) {
-        let shelf = Namespace { tenant: place.tenant.clone(), owner: place.owner.clone(), name };
-        state.index.put(&shelf, item);
+        let namespace = Namespace { tenant: log_file.tenant.clone(), owner: log_file.owner.clone(), name };
+        state.index.put(&namespace, item);
     }
-    state.logs.insert(place, SessionLog::found(contents));
+    state.logs.insert(log_file, SessionLog::from_recovered(contents));
 }
 
 /// Removes the files of blobs that no session references: leftovers of a failed commit or a crash.
@@ -179,17 +181,20 @@ pub(super) fn remove_unused_blobs(root: &Path, tenant: &Tenant, is_used: impl Fn
     let used = |name: &str| name.parse().is_ok_and(&is_used);
     let unused: Vec<_> = list(&dir)?.into_iter().filter(|(name, _)| !used(name)).collect();
     for (_, path) in &unused {
-        remove_file(path).map_err(|e| failed(path, &e))?;
+        remove_file(path).map_err(|e| io_error(path, &e))?;
     }
-    if unused.is_empty() { Ok(()) } else { sync_dir(&dir).map_err(|e| failed(&dir, &e)) }
+    if unused.is_empty() { Ok(()) } else { sync_dir(&dir).map_err(|e| io_error(&dir, &e)) }
 }
 
-fn not_mended(path: &Path, why: &str) -> OpenRepair {
-    OpenRepair { place: path.display().to_string(), what: format!("NOT mended: {why}; restore the file from a backup") }
+fn not_repaired(path: &Path, reason: &str) -> OpenRepair {
+    OpenRepair {
+        place: path.display().to_string(),
+        what: format!("NOT repaired: {reason}; restore the file from a backup"),
+    }
 }
 
 /// Reads the owner from the first line of an item file whose name is truncated.
-fn first_line_owner(path: &Path) -> Option<Owner> {
+fn read_owner_line(path: &Path) -> Option<Owner> {
     let mut line = Vec::new();
     BufReader::new(File::open(path).ok()?).read_until(b'\n', &mut line).ok()?;
     paths::parse_owner(&LogLine::parse(&line).ok()?.owner?)
@@ -200,8 +205,8 @@ pub(super) fn list(dir: &Path) -> Result<BTreeSet<(String, PathBuf)>> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
-        Err(e) => return Err(failed(dir, &e)),
+        Err(e) => return Err(io_error(dir, &e)),
     };
     let named = entries.map(|entry| entry.map(|e| (e.file_name().to_string_lossy().into_owned(), e.path())));
-    named.collect::<io::Result<_>>().map_err(|e| failed(dir, &e))
+    named.collect::<io::Result<_>>().map_err(|e| io_error(dir, &e))
 }

@@ -13,8 +13,8 @@ pub(super) const LOCK_FILE: &str = "lock";
 /// The suffix of temporary files; leftovers of a crash are removed on opening.
 pub(super) const TEMPORARY: &str = ".tmp";
 
-const LINES: &str = ".jsonl";
-const DISCARDED: &str = ".discarded";
+const JSONL_SUFFIX: &str = ".jsonl";
+const DISCARDED_SUFFIX: &str = ".discarded";
 /// Maximum length of a file name in bytes. Longer names are truncated and get a hash; file systems
 /// allow up to 255 bytes.
 const MAX_NAME: usize = 200;
@@ -39,8 +39,8 @@ impl LogFile {
         Self { tenant: key.tenant.clone(), owner: Owner::Session(key.session.clone()) }
     }
 
-    pub fn of(shelf: &Namespace) -> Self {
-        Self { tenant: shelf.tenant.clone(), owner: shelf.owner.clone() }
+    pub fn of(namespace: &Namespace) -> Self {
+        Self { tenant: namespace.tenant.clone(), owner: namespace.owner.clone() }
     }
 
     /// Returns the session's key, or `None` if the owner is not a session.
@@ -55,17 +55,17 @@ impl LogFile {
     pub fn dir(&self, root: &Path) -> PathBuf {
         match &self.owner {
             Owner::Session(_) => tenant_dir(root, &self.tenant),
-            _ => shelves_dir(root, &self.tenant),
+            _ => namespaces_dir(root, &self.tenant),
         }
     }
 
     /// Returns the path of the file.
-    pub fn file(&self, root: &Path) -> PathBuf {
+    pub fn path(&self, root: &Path) -> PathBuf {
         let name = match &self.owner {
             Owner::Session(id) => session_name(id),
             other => owner_name(other),
         };
-        self.dir(root).join(name + LINES)
+        self.dir(root).join(name + JSONL_SUFFIX)
     }
 }
 
@@ -78,7 +78,7 @@ pub(super) fn tenant_dir(root: &Path, tenant: &Tenant) -> PathBuf {
     }
 }
 
-pub(super) fn shelves_dir(root: &Path, tenant: &Tenant) -> PathBuf {
+pub(super) fn namespaces_dir(root: &Path, tenant: &Tenant) -> PathBuf {
     tenant_dir(root, tenant).join("shelves")
 }
 
@@ -92,7 +92,7 @@ pub(super) fn blob_file(root: &Path, tenant: &Tenant, id: BlobId) -> PathBuf {
 
 /// Returns the path of the human-readable file with the messages that rewinds discarded.
 pub(super) fn discarded_file(root: &Path, key: &SessionKey) -> PathBuf {
-    tenant_dir(root, &key.tenant).join(session_name(&key.session) + DISCARDED + LINES)
+    tenant_dir(root, &key.tenant).join(session_name(&key.session) + DISCARDED_SUFFIX + JSONL_SUFFIX)
 }
 
 /// Parses the name of a tenant's directory.
@@ -107,8 +107,8 @@ pub(super) fn parse_file(name: &str) -> NamedFile {
         return NamedFile::Temporary;
     }
     let session = |name: &str| SessionId::new(unescape(name)?).ok().filter(|id| session_name(id) == name);
-    let Some(stem) = name.strip_suffix(LINES) else { return NamedFile::Foreign };
-    match stem.strip_suffix(DISCARDED) {
+    let Some(stem) = name.strip_suffix(JSONL_SUFFIX) else { return NamedFile::Foreign };
+    match stem.strip_suffix(DISCARDED_SUFFIX) {
         Some(stem) => session(stem).map_or(NamedFile::Foreign, NamedFile::Discarded),
         None => session(stem).map_or(NamedFile::Foreign, NamedFile::Session),
     }
@@ -116,8 +116,8 @@ pub(super) fn parse_file(name: &str) -> NamedFile {
 
 /// Parses the owner from the name of an item file. `None` also for a truncated name, whose owner is
 /// in the first line.
-pub(super) fn parse_shelf_file(name: &str) -> Option<Owner> {
-    let name = name.strip_suffix(LINES)?;
+pub(super) fn parse_namespace_file(name: &str) -> Option<Owner> {
+    let name = name.strip_suffix(JSONL_SUFFIX)?;
     parse_owner(&unescape(name)?).filter(|owner| owner_name(owner) == name)
 }
 
@@ -134,8 +134,8 @@ pub(super) fn parse_owner(text: &str) -> Option<Owner> {
 /// Returns a session's id as a file name. Only a suffix that would make it the name of another
 /// session's discarded messages is escaped.
 fn session_name(id: &SessionId) -> String {
-    match id.as_str().strip_suffix(DISCARDED) {
-        Some(start) => format!("{start}%2E{}", &DISCARDED[1..]),
+    match id.as_str().strip_suffix(DISCARDED_SUFFIX) {
+        Some(start) => format!("{start}%2E{}", &DISCARDED_SUFFIX[1..]),
         None => id.to_string(),
     }
 }
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_sessions_are_found_again_and_never_shared() {
+    fn files_of_sessions_are_recognized_and_never_shared() {
         let root = Path::new("/r");
         let tenant = Tenant::default();
         let mut files = std::collections::BTreeSet::new();
@@ -188,13 +188,11 @@ mod tests {
             "x.discarded.jsonl",
         ] {
             let key = SessionKey { tenant: tenant.clone(), session: SessionId::new(id).unwrap() };
-            let (file, discarded) = (LogFile::session(&key).file(root), discarded_file(root, &key));
+            let file = LogFile::session(&key).path(root);
+            let discarded = discarded_file(root, &key);
             let name = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
-            assert!(matches!(parse_file(&name(&file)), NamedFile::Session(found) if found == key.session), "{id}");
-            assert!(
-                matches!(parse_file(&name(&discarded)), NamedFile::Discarded(found) if found == key.session),
-                "{id}"
-            );
+            assert!(matches!(parse_file(&name(&file)), NamedFile::Session(id) if id == key.session), "{id}");
+            assert!(matches!(parse_file(&name(&discarded)), NamedFile::Discarded(id) if id == key.session), "{id}");
             assert!(files.insert(file) && files.insert(discarded), "{id} shares a file");
         }
     }
@@ -216,8 +214,8 @@ mod tests {
     #[test]
     fn owners_stay_in_their_directory() {
         let root = Path::new("/r");
-        let place = |owner| LogFile { tenant: Tenant::default(), owner };
-        let file = |owner| place(owner).file(root).to_str().unwrap().to_owned();
+        let log_file = |owner| LogFile { tenant: Tenant::default(), owner };
+        let file = |owner| log_file(owner).path(root).to_str().unwrap().to_owned();
         assert_eq!(file(Owner::Tenant), "/r/default/shelves/tenant.jsonl");
         assert_eq!(file(Owner::User("../é".try_into().unwrap())), "/r/default/shelves/user%2F%2E%2E%2F%C3%A9.jsonl");
         let long = |end: &str| file(Owner::Group("é".repeat(500) + end));

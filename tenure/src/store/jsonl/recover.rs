@@ -4,7 +4,7 @@
 //! former may be truncated.
 
 use crate::store::item::Item;
-use crate::store::jsonl::codec::{CommitReader, LogLine, NextCommit, any_commit};
+use crate::store::jsonl::codec::{CommitReader, LogLine, NextCommit, contains_commit};
 use crate::store::jsonl::paths::{LogFile, parse_owner};
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
@@ -42,37 +42,40 @@ pub(super) enum LogTail {
     /// The file ends in bytes of an unfinished commit.
     Torn { bytes: u64, line: usize },
     /// The file is damaged before its end.
-    Damaged { line: usize, why: String },
+    Damaged { line: usize, reason: String },
 }
 
 /// Replays the file of an owner.
-pub(super) fn replay(path: &Path, place: &LogFile) -> io::Result<(Recovered, LogTail)> {
+pub(super) fn replay(path: &Path, log_file: &LogFile) -> io::Result<(Recovered, LogTail)> {
     let file = File::open(path)?;
     let mut commits = CommitReader::new(&file);
     let mut contents = Recovered::default();
-    let key = place.key();
+    let key = log_file.key();
     let end = loop {
         match commits.next()? {
             NextCommit::End => break LogTail::Clean,
-            NextCommit::Bad => break bad_end(&file, commits.at, commits.line)?,
-            NextCommit::Whole => {}
+            NextCommit::Invalid => break classify_tail(&file, commits.offset, commits.line)?,
+            NextCommit::Valid => {}
         }
-        if let Err((line, why)) = contents.take(&commits, key.as_ref()) {
-            return Ok((contents, LogTail::Damaged { line: commits.line + line, why }));
+        if let Err((line, reason)) = contents.apply_commit(&commits, key.as_ref()) {
+            return Ok((contents, LogTail::Damaged { line: commits.line + line, reason }));
         }
     };
-    match contents.misfit(place) {
-        Some(why) => Ok((contents, LogTail::Damaged { line: 1, why: why.to_owned() })),
+    match contents.mismatch(log_file) {
+        Some(reason) => Ok((contents, LogTail::Damaged { line: 1, reason: reason.to_owned() })),
         None => Ok((contents, end)),
     }
 }
 
 /// Classifies bytes that are not a valid commit: a torn end, or damage if valid commits follow.
-fn bad_end(mut file: &File, at: u64, line: usize) -> io::Result<LogTail> {
-    let bytes = file.metadata()?.len().saturating_sub(at);
-    file.seek(SeekFrom::Start(at))?;
-    if any_commit(file.take(bytes))? {
-        return Ok(LogTail::Damaged { line, why: "a commit's checksum is wrong, and whole ones follow it".to_owned() });
+fn classify_tail(mut file: &File, offset: u64, line: usize) -> io::Result<LogTail> {
+    let bytes = file.metadata()?.len().saturating_sub(offset);
+    file.seek(SeekFrom::Start(offset))?;
+    if contains_commit(file.take(bytes))? {
+        return Ok(LogTail::Damaged {
+            line,
+            reason: "checksum mismatch in a commit that valid commits follow".to_owned(),
+        });
     }
     Ok(LogTail::Torn { bytes, line })
 }
@@ -80,48 +83,53 @@ fn bad_end(mut file: &File, at: u64, line: usize) -> io::Result<LogTail> {
 impl Recovered {
     /// Applies a commit. An error contains the index of the invalid line in the commit, and the
     /// reason.
-    fn take<R: Read>(&mut self, commit: &CommitReader<R>, key: Option<&SessionKey>) -> Result<(), (usize, String)> {
-        let (mut at, mut from) = (commit.at, None);
+    fn apply_commit<R: Read>(
+        &mut self,
+        commit: &CommitReader<R>,
+        key: Option<&SessionKey>,
+    ) -> Result<(), (usize, String)> {
+        let mut offset = commit.offset;
+        let mut from = None;
         for (number, bytes) in commit.lines().enumerate() {
-            let wrong = |why: String| (number, why);
-            let line = LogLine::parse(bytes).map_err(wrong)?;
-            if let Some(record) = line.decode().map_err(wrong)? {
+            let at_line = |reason: String| (number, reason);
+            let line = LogLine::parse(bytes).map_err(at_line)?;
+            if let Some(record) = line.decode().map_err(at_line)? {
                 from.get_or_insert(record.seq);
-                self.record(&record, at, key).map_err(wrong)?;
+                self.record(&record, offset, key).map_err(at_line)?;
             }
             if let Some(put) = line.item {
                 self.item_lines += 1;
-                self.items.insert((put.shelf, put.item.key.clone()), put.item);
+                self.items.insert((put.namespace, put.item.key.clone()), put.item);
             }
-            if let Some(gone) = line.gone {
+            if let Some(removed) = line.removed {
                 self.item_lines += 1;
-                self.items.remove(&(gone.shelf, gone.key));
+                self.items.remove(&(removed.namespace, removed.key));
             }
             self.owner = self.owner.take().or(line.owner);
             self.head = line.head.or_else(|| self.head.take());
             let from = from.unwrap_or(self.last());
             self.blobs.extend(line.blobs.into_iter().map(|id| (id, from)));
-            at += bytes.len() as u64;
+            offset += bytes.len() as u64;
         }
-        self.len = at;
+        self.len = offset;
         Ok(())
     }
 
     /// Applies a record: checks that its sequence number is contiguous, and folds it into the head.
-    fn record(&mut self, record: &Record, at: u64, key: Option<&SessionKey>) -> Result<(), String> {
+    fn record(&mut self, record: &Record, offset: u64, key: Option<&SessionKey>) -> Result<(), String> {
         if self.offsets.is_empty() {
             self.first = record.seq;
             self.head = key.and_then(|key| Head::begin(key, record));
         } else {
             let want = self.last() + 1;
             if record.seq != want {
-                return Err(format!("record {} is missing, {} is in its place", want, record.seq));
+                return Err(format!("expected record {}, found record {}", want, record.seq));
             }
             if let Some(head) = &mut self.head {
                 head.apply(record);
             }
         }
-        self.offsets.push(at);
+        self.offsets.push(offset);
         Ok(())
     }
 
@@ -131,15 +139,16 @@ impl Recovered {
     }
 
     /// Returns the reason for which this cannot be the file of that owner, if there is one.
-    fn misfit(&self, place: &LogFile) -> Option<&'static str> {
-        match (place.key(), &self.head) {
+    fn mismatch(&self, log_file: &LogFile) -> Option<&'static str> {
+        match (log_file.key(), &self.head) {
             _ if self.len == 0 => None,
             (Some(key), Some(head)) if head.key() == key && head.seq == self.last() => None,
-            (Some(_), Some(_)) => Some("the index card does not belong to this log"),
-            (Some(_), None) => Some("there is no index card"),
+            (Some(_), Some(_)) => Some("the head does not match this log"),
+            (Some(_), None) => Some("the head is missing"),
             (None, _) => {
                 let owner = self.owner.as_deref().and_then(parse_owner);
-                (owner.as_ref() != Some(&place.owner)).then_some("the first line does not name the owner of this file")
+                (owner.as_ref() != Some(&log_file.owner))
+                    .then_some("the first line does not name the owner of this file")
             }
         }
     }

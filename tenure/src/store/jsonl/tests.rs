@@ -32,16 +32,15 @@ fn blob(bytes: &[u8]) -> Blob {
 }
 
 fn item(key: &str, value: &str) -> Item {
-    let (created_at, used_at, uses) = (at(0), at(0), 0);
-    Item { key: key.into(), value: value.into(), text: Some(value.into()), created_at, used_at, uses, expires_at: None }
+    Item { text: Some(value.into()), ..Item::new(key, value, at(0)) }
 }
 
-fn shelf(owner: Owner) -> Namespace {
+fn namespace_of(owner: Owner) -> Namespace {
     Namespace { tenant: Tenant::default(), owner, name: "cache".into() }
 }
 
-fn shelf_of(session: &str) -> Namespace {
-    shelf(Owner::Session(session.try_into().unwrap()))
+fn session_namespace(session: &str) -> Namespace {
+    namespace_of(Owner::Session(session.try_into().unwrap()))
 }
 
 /// Creates the first commit of a session.
@@ -87,20 +86,20 @@ async fn open(dir: &TempDir) -> JsonlStore {
     store
 }
 
-async fn open_mended(dir: &Path) -> (JsonlStore, Vec<OpenRepair>) {
+async fn open_repaired(dir: &Path) -> (JsonlStore, Vec<OpenRepair>) {
     JsonlStore::open(dir.to_str().unwrap()).await.unwrap()
 }
 
 /// Reads everything that a store returns for a session.
-async fn all(store: &dyn Store, key: &SessionKey) -> (Option<Head>, Vec<Record>, Vec<Item>) {
+async fn read_session(store: &dyn Store, key: &SessionKey) -> (Option<Head>, Vec<Record>, Vec<Item>) {
     let head = store.head(key).await.unwrap();
     let records = store.records(key, &RecordRange::after(0)).await.unwrap();
-    let items = store.items(&shelf_of(key.session.as_str()), None, 1000).await.unwrap();
+    let items = store.items(&session_namespace(key.session.as_str()), None, 1000).await.unwrap();
     (head, records, items)
 }
 
 #[tokio::test]
-async fn a_session_is_found_again_byte_for_byte() {
+async fn a_session_is_restored_byte_for_byte() {
     let dir = TempDir::new().unwrap();
     let (store, key) = (open(&dir).await, key("s1"));
     let raw = r#"{"role":"user", "content":"na\u00efve \ud83d\ude00 \u0000", "n":1.10e+2, "x":{"b":1,"a":[2]}}"#;
@@ -115,13 +114,13 @@ async fn a_session_is_found_again_byte_for_byte() {
     third.head.due_at = None;
     store.commit(&third).await.unwrap();
 
-    let before = all(&store, &key).await;
+    let before = read_session(&store, &key).await;
     assert_eq!(before.0.as_ref(), Some(&third.head));
     drop(store);
     let store = open(&dir).await;
-    assert_eq!(all(&store, &key).await, before);
-    let Entry::Message(post) = &before.1[1].entry else { panic!("not a message") };
-    assert_eq!(post.message.as_str(), raw);
+    assert_eq!(read_session(&store, &key).await, before);
+    let Entry::Message(entry) = &before.1[1].entry else { panic!("not a message") };
+    assert_eq!(entry.message.as_str(), raw);
     assert_eq!(store.blob(&key.tenant, &BlobId::of(b"picture")).await.unwrap().as_deref(), Some(&b"picture"[..]));
 
     // Every line is a JSON object, and only the last line of a commit has a checksum.
@@ -129,10 +128,14 @@ async fn a_session_is_found_again_byte_for_byte() {
     let lines: Vec<serde_json::Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     let seqs: Vec<_> = lines.iter().map(|l| l["seq"].as_u64()).collect();
     assert_eq!(seqs, [None, Some(1), Some(2), Some(3), Some(4), None]);
-    let sealed: Vec<_> = lines.iter().map(|l| l["sum"].is_string()).collect();
-    assert_eq!(sealed, [false, false, true, false, true, true]);
+    let with_checksum: Vec<_> = lines.iter().map(|l| l["sum"].is_string()).collect();
+    assert_eq!(with_checksum, [false, false, true, false, true, true]);
     let with_head: Vec<_> = lines.iter().map(|l| l["head"].is_object()).collect();
-    assert_eq!(with_head, [false, false, true, false, false, true], "a card is written only where it does not follow");
+    assert_eq!(
+        with_head,
+        [false, false, true, false, false, true],
+        "a head is written only where it does not follow from the records"
+    );
     assert_eq!(lines[3]["entry"]["message"]["body"]["content"], "two");
     assert_eq!(lines[3]["at"], "2026-01-01T00:00:00.000003Z");
 }
@@ -170,8 +173,8 @@ async fn a_newer_format_and_a_foreign_directory_are_refused() {
 async fn the_tail_of_a_long_log_is_read_alone() {
     let dir = TempDir::new().unwrap();
     let (store, key) = (open(&dir).await, key("long"));
-    let said: Vec<_> = (0..100_000).map(|i| user(&format!("message {i}"))).collect();
-    store.commit(&begin(&key, &said)).await.unwrap();
+    let entries: Vec<_> = (0..100_000).map(|i| user(&format!("message {i}"))).collect();
+    store.commit(&begin(&key, &entries)).await.unwrap();
     // Overwrite the first half: a read of more than the tail now finds damage.
     let path = dir.path().join("default/long.jsonl");
     let mut bytes = fs::read(&path).unwrap();
@@ -191,14 +194,15 @@ async fn the_tail_of_a_long_log_is_read_alone() {
 }
 
 #[tokio::test]
-async fn a_page_is_bounded_and_read_on_from_its_last() {
+async fn a_page_is_bounded_and_continues_after_its_last_record() {
     let dir = TempDir::new().unwrap();
     let (store, key) = (open(&dir).await, key("big"));
     let big = "x".repeat(3 << 20);
-    let said: Vec<_> = (0..5).map(|_| user(&big)).chain([user(&"y".repeat(9 << 20))]).collect();
-    store.commit(&begin(&key, &said)).await.unwrap();
+    let entries: Vec<_> = (0..5).map(|_| user(&big)).chain([user(&"y".repeat(9 << 20))]).collect();
+    store.commit(&begin(&key, &entries)).await.unwrap();
     for order in [ReadDirection::Forward, ReadDirection::Backward] {
-        let (mut seqs, mut pages) = (Vec::new(), 0);
+        let mut seqs = Vec::new();
+        let mut pages = 0;
         let mut range = RecordRange { order, ..RecordRange::after(0) };
         loop {
             let page = store.records(&key, &range).await.unwrap();
@@ -217,17 +221,18 @@ async fn a_page_is_bounded_and_read_on_from_its_last() {
 }
 
 #[tokio::test]
-async fn messages_that_were_cut_off_are_kept_for_people() {
+async fn discarded_messages_are_copied_to_a_readable_file() {
     let dir = TempDir::new().unwrap();
     let store = open(&dir).await;
-    let (one, two) = (key("a"), key("a.discarded"));
+    let one = key("a");
+    let two = key("a.discarded");
     for key in [&one, &two] {
         let first = begin(key, &[user("x")]);
         store.commit(&first).await.unwrap();
         let rewound = Entry::Rewound(RewindEntry { to: 1, mark: Default::default() });
-        let mut cut = next(&first.head, &[rewound]);
-        cut.cut = vec![Message::user("x"), Message::user(&format!("of {key}"))];
-        store.commit(&cut).await.unwrap();
+        let mut rewind = next(&first.head, &[rewound]);
+        rewind.cut = vec![Message::user("x"), Message::user(&format!("of {key}"))];
+        store.commit(&rewind).await.unwrap();
     }
     let read = |name: &str| fs::read_to_string(dir.path().join("default").join(name)).unwrap();
     assert_eq!(read("a.discarded.jsonl").lines().count(), 2);
@@ -242,7 +247,7 @@ async fn messages_that_were_cut_off_are_kept_for_people() {
 }
 
 #[tokio::test]
-async fn a_file_of_dead_items_is_written_anew() {
+async fn a_file_of_dead_items_is_rewritten() {
     let dir = TempDir::new().unwrap();
     let (store, key) = (open(&dir).await, key("s"));
     let mut first = begin(&key, &[user("one")]);
@@ -253,13 +258,13 @@ async fn a_file_of_dead_items_is_written_anew() {
     let mut blob_alone = next(&first.head, &[]);
     blob_alone.blobs.push(blob(b"without a record"));
     store.commit(&blob_alone).await.unwrap();
-    let group = shelf(Owner::Group("g".repeat(1000)));
+    let group = namespace_of(Owner::Group("g".repeat(1000)));
     let path = dir.path().join("default/s.jsonl");
-    for shelf in [shelf_of("s"), group.clone()] {
+    for namespace in [session_namespace("s"), group.clone()] {
         for i in 0..1_010 {
-            store.put(&shelf, &item("k", &format!("value {i}")), None).await.unwrap();
+            store.put(&namespace, &item("k", &format!("value {i}")), None).await.unwrap();
             if i == 1_000 {
-                store.get(&shelf, "k", Some(at(7))).await.unwrap();
+                store.get(&namespace, "k", Some(at(7))).await.unwrap();
             }
         }
     }
@@ -267,13 +272,13 @@ async fn a_file_of_dead_items_is_written_anew() {
     assert!(text.lines().count() < 20, "{} lines", text.lines().count());
     let second = next(&first.head, &[user("two")]);
     store.commit(&second).await.unwrap();
-    let before = all(&store, &key).await;
+    let before = read_session(&store, &key).await;
     assert_eq!(before.0, Some(second.head));
     assert_eq!(before.1.len(), 3);
     let groups = store.items(&group, None, 9).await.unwrap();
     drop(store);
     let store = open(&dir).await;
-    assert_eq!(all(&store, &key).await, before);
+    assert_eq!(read_session(&store, &key).await, before);
     assert_eq!(store.items(&group, None, 9).await.unwrap(), groups);
     for bytes in [&b"b"[..], b"without a record"] {
         assert!(store.blob(&key.tenant, &BlobId::of(bytes)).await.unwrap().is_some());
@@ -281,34 +286,37 @@ async fn a_file_of_dead_items_is_written_anew() {
 }
 
 #[tokio::test]
-async fn clear_leaves_no_byte() {
+async fn delete_namespace_leaves_no_bytes() {
     let dir = TempDir::new().unwrap();
     let (store, key) = (open(&dir).await, key("s"));
     let ada = Owner::User("ada".try_into().unwrap());
     let first = begin(&key, &[user("kept")]);
     store.commit(&first).await.unwrap();
-    for shelf in [shelf_of("s"), shelf(ada.clone()), shelf(Owner::Tenant)] {
-        store.put(&shelf, &item("a", "secret"), None).await.unwrap();
-        store.put(&shelf, &item("b", "kept too"), None).await.unwrap();
-        store.remove(&shelf, "a").await.unwrap();
+    for namespace in [session_namespace("s"), namespace_of(ada.clone()), namespace_of(Owner::Tenant)] {
+        store.put(&namespace, &item("a", "secret"), None).await.unwrap();
+        store.put(&namespace, &item("b", "kept too"), None).await.unwrap();
+        store.remove(&namespace, "a").await.unwrap();
     }
-    assert!(bytes_under(dir.path(), "secret"));
+    assert!(any_file_contains(dir.path(), "secret"));
     store.clear(&key.tenant, &ada).await.unwrap();
-    assert!(!bytes_under(dir.path(), "secret"), "removed items of others are gone for good as well");
-    assert_eq!(store.items(&shelf(ada), None, 9).await.unwrap(), []);
-    assert_eq!(store.items(&shelf(Owner::Tenant), None, 9).await.unwrap().len(), 1);
+    assert!(!any_file_contains(dir.path(), "secret"), "removed items of others are gone for good as well");
+    assert_eq!(store.items(&namespace_of(ada), None, 9).await.unwrap(), []);
+    assert_eq!(store.items(&namespace_of(Owner::Tenant), None, 9).await.unwrap().len(), 1);
     store.clear(&key.tenant, &Owner::Session(key.session.clone())).await.unwrap();
     store.clear(&key.tenant, &Owner::Tenant).await.unwrap();
-    assert!(!bytes_under(dir.path(), "kept too"));
+    assert!(!any_file_contains(dir.path(), "kept too"));
     drop(store);
     let store = open(&dir).await;
-    assert_eq!(all(&store, &key).await, (Some(first.head), first.records, vec![]));
+    assert_eq!(read_session(&store, &key).await, (Some(first.head), first.records, vec![]));
 }
 
-fn bytes_under(dir: &Path, what: &str) -> bool {
-    fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).any(|path| match path.is_dir() {
-        true => bytes_under(&path, what),
-        false => String::from_utf8_lossy(&fs::read(&path).unwrap()).contains(what),
+fn any_file_contains(dir: &Path, text: &str) -> bool {
+    fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).any(|path| {
+        if path.is_dir() {
+            any_file_contains(&path, text)
+        } else {
+            String::from_utf8_lossy(&fs::read(&path).unwrap()).contains(text)
+        }
     })
 }
 
@@ -331,8 +339,8 @@ async fn many_sessions_at_once_and_many_writers_of_one() {
                 store.commit(&step).await.unwrap();
                 head = step.head;
                 loop {
-                    let there = store.head(&shared).await.unwrap().unwrap();
-                    match store.commit(&next(&there, &[user(&format!("{n} {i}"))])).await {
+                    let stored = store.head(&shared).await.unwrap().unwrap();
+                    match store.commit(&next(&stored, &[user(&format!("{n} {i}"))])).await {
                         Ok(()) => break,
                         Err(e) => assert_eq!(e.code(), "conflict"),
                     }
@@ -344,12 +352,12 @@ async fn many_sessions_at_once_and_many_writers_of_one() {
             }
         });
     }
-    while let Some(done) = tasks.join_next().await {
-        done.unwrap();
+    while let Some(result) = tasks.join_next().await {
+        result.unwrap();
     }
     drop(Arc::into_inner(store));
     let store = open(&dir).await;
-    let (head, records, _) = all(&store, &shared).await;
+    let (head, records, _) = read_session(&store, &shared).await;
     assert_eq!(head.unwrap().mark.messages, 80);
     assert_eq!(records.len(), 81);
     assert_eq!(store.heads(&SessionQuery::new(OwnerFilter::Everyone, 100)).await.unwrap().len(), 9);
@@ -357,10 +365,11 @@ async fn many_sessions_at_once_and_many_writers_of_one() {
 }
 
 #[tokio::test]
-async fn blobs_are_checked_and_go_with_their_last_user() {
+async fn blobs_are_verified_and_removed_with_their_last_session() {
     let dir = TempDir::new().unwrap();
     let store = open(&dir).await;
-    let (tenant, id) = (Tenant::default(), BlobId::of(b"bytes"));
+    let tenant = Tenant::default();
+    let id = BlobId::of(b"bytes");
     for session in ["a", "b"] {
         let mut first = begin(&key(session), &[user("see")]);
         first.blobs.push(blob(b"bytes"));

@@ -21,13 +21,13 @@ use tokio_postgres::types::Type;
 pub(super) struct Statements {
     append: String,
     create: String,
-    append_with: String,
-    create_with: String,
+    append_with_data: String,
+    create_with_data: String,
 }
 
 // Compare-and-set on log end, log hash and creation time: no row is returned if one of them
 // differs.
-const APPEND: &str = r#"WITH head AS (
+const UPDATE_HEAD: &str = r#"WITH head AS (
     UPDATE tenure_head SET "user" = $3, assistant = $4, thread = $5, status = $6, active_at = $8,
         due_at = $9, seq = $10, hash = $11, lease_until = $12, title = $13, labels = $14, card = $15,
         talk = $25, matches = $26, log = $27
@@ -36,7 +36,7 @@ const APPEND: &str = r#"WITH head AS (
 )"#;
 
 // The row lock on the parent delays a concurrent purge of it until the new fork is visible.
-const CREATE: &str = r#"WITH parent AS (
+const INSERT_HEAD: &str = r#"WITH parent AS (
     SELECT 1 FROM tenure_head WHERE tenant = $1 AND session = $18 AND seq >= $19 FOR KEY SHARE
 ), head AS (
     INSERT INTO tenure_head (tenant, session, "user", assistant, thread, status, created_at, active_at, due_at, seq, hash,
@@ -47,16 +47,16 @@ const CREATE: &str = r#"WITH parent AS (
     RETURNING 1
 )"#;
 
-const RECORDS: &str = ", log AS (
+const INSERT_RECORDS: &str = ", log AS (
     INSERT INTO tenure_record (tenant, session, seq, at, sum, entry)
     SELECT $1, $2, r.seq, r.at, r.sum, r.entry FROM head, unnest($21, $22, $23, $24) AS r (seq, at, sum, entry)
 )";
 
-const DONE: &str = " SELECT 1 FROM head";
+const SELECT_OUTCOME: &str = " SELECT 1 FROM head";
 
 impl Statements {
     pub fn new() -> Self {
-        let with = format!(
+        let items_and_blobs = format!(
             ", item AS (
     INSERT INTO tenure_item ({ITEM_COLUMNS})
     SELECT $1, $29, i.shelf, i.key, i.value, i.text, array_to_tsvector(string_to_array(i.words, ' ')), i.created_at,
@@ -75,10 +75,10 @@ impl Statements {
 )"
         );
         Self {
-            append: [APPEND, RECORDS, DONE].concat(),
-            create: [CREATE, RECORDS, DONE].concat(),
-            append_with: [APPEND, RECORDS, &with, DONE].concat(),
-            create_with: [CREATE, RECORDS, &with, DONE].concat(),
+            append: [UPDATE_HEAD, INSERT_RECORDS, SELECT_OUTCOME].concat(),
+            create: [INSERT_HEAD, INSERT_RECORDS, SELECT_OUTCOME].concat(),
+            append_with_data: [UPDATE_HEAD, INSERT_RECORDS, &items_and_blobs, SELECT_OUTCOME].concat(),
+            create_with_data: [INSERT_HEAD, INSERT_RECORDS, &items_and_blobs, SELECT_OUTCOME].concat(),
         }
     }
 }
@@ -86,54 +86,55 @@ impl Statements {
 /// Commits, and resolves unknown outcomes. If the connection breaks, the commit may or may not have
 /// been applied: it is sent again, and the compare-and-set on the log end decides. If the first
 /// attempt was applied, the second one finds the log end moved; the presence of the records is then
-/// confirmed by another commit ([`BoundCommit::confirm`], D-038).
-pub(super) async fn commit(link: &PgConnection, statements: &Statements, commit: &Commit) -> Result<()> {
+/// confirmed by another commit ([`BoundCommit::confirm_applied`], D-038).
+pub(super) async fn commit(connection: &PgConnection, statements: &Statements, commit: &Commit) -> Result<()> {
     commit.check()?;
     let bound = BoundCommit::new(commit)?;
     let params = bound.params();
     let statement = match (commit.base, commit.items.is_empty() && commit.blobs.is_empty()) {
         (Some(_), true) => &statements.append,
         (None, true) => &statements.create,
-        (Some(_), false) => &statements.append_with,
-        (None, false) => &statements.create_with,
+        (Some(_), false) => &statements.append_with_data,
+        (None, false) => &statements.create_with_data,
     };
-    let (mut tries, mut unsure) = (link.tries(), false);
+    let mut retries = connection.tries();
+    let mut is_outcome_unknown = false;
     loop {
-        let fail = match link.once(statement, &params).await {
+        let failure = match connection.once(statement, &params).await {
             Ok(rows) if !rows.is_empty() => return Ok(()),
-            Ok(_) if unsure => match bound.confirm(link).await {
+            Ok(_) if is_outcome_unknown => match bound.confirm_applied(connection).await {
                 Ok(true) => return Ok(()),
-                Ok(false) => refusal(link, commit).await?,
-                Err(fail) => fail,
+                Ok(false) => rejection(connection, commit).await?,
+                Err(failure) => failure,
             },
-            Ok(_) => refusal(link, commit).await?,
-            Err(fail) => fail,
+            Ok(_) => rejection(connection, commit).await?,
+            Err(failure) => failure,
         };
-        unsure |= matches!(fail, FailureKind::Lost(_));
-        tries.wait(fail).await?;
+        is_outcome_unknown |= matches!(failure, FailureKind::Lost(_));
+        retries.wait(failure).await?;
     }
 }
 
 /// Determines why a commit was rejected.
-async fn refusal(link: &PgConnection, commit: &Commit) -> Result<FailureKind> {
+async fn rejection(connection: &PgConnection, commit: &Commit) -> Result<FailureKind> {
     let head = &commit.head;
     let session_id = head.info.session_id.clone();
     let sql = "SELECT 1 FROM tenure_head WHERE tenant = $1 AND session = $2";
     let params: [Param<'_>; 2] = [(&head.tenant.as_str(), Type::TEXT), (&session_id.as_str(), Type::TEXT)];
-    let exists = !link.rows(sql, &params).await?.is_empty();
+    let exists = !connection.rows(sql, &params).await?.is_empty();
     let error = match (commit.base, &head.parent) {
         (Some(end), _) if exists => Error::Conflict { session_id, expected: end.seq },
         (Some(_), _) => Error::NotFound { session_id },
         (None, _) if exists => Error::Exists { session_id },
         (None, Some(parent)) => Error::NotFound { session_id: parent.session.clone() },
         // The session existed when the commit was rejected, and has been purged since.
-        (None, None) => return Ok(FailureKind::Undone(format!("session {session_id} was purged at the same time"))),
+        (None, None) => return Ok(FailureKind::Undone(format!("session {session_id} was purged concurrently"))),
     };
     Ok(FailureKind::Final(error))
 }
 
 /// A log hash as PostgreSQL stores it: a signed integer.
-fn signed(hash: Option<LogHash>) -> Option<i64> {
+fn to_signed(hash: Option<LogHash>) -> Option<i64> {
     hash.map(|hash| hash.0.cast_signed())
 }
 
@@ -148,35 +149,35 @@ struct BoundCommit<'a> {
     active_at: i64,
     due_at: Option<i64>,
     seq: i64,
-    hash: &'a [u8],
-    talk: i64,
-    matches: Option<Vec<i64>>,
+    visible_hash: &'a [u8],
+    conversation_key: i64,
+    match_keys: Option<Vec<i64>>,
     lease_until: Option<i64>,
     title: String,
     labels: Option<Vec<String>>,
-    card: String,
-    base: Option<i64>,
-    base_log: Option<i64>,
-    log: Option<i64>,
-    first: i64,
+    head_json: String,
+    base_seq: Option<i64>,
+    base_log_hash: Option<i64>,
+    log_hash: Option<i64>,
+    first_seq: i64,
     parent: Option<&'a str>,
     parent_seq: Option<i64>,
-    parent_mark: Option<String>,
+    parent_digest: Option<String>,
     seqs: Vec<i64>,
-    ats: Vec<i64>,
-    sums: Vec<i32>,
+    times: Vec<i64>,
+    checksums: Vec<i32>,
     entries: Vec<String>,
     owner: String,
     items: ItemColumns<'a>,
     blob_ids: Vec<&'a [u8]>,
     blob_bytes: Vec<&'a [u8]>,
-    used_from: i64,
+    first_new_seq: i64,
 }
 
 /// Items as arrays to bind, one for each column.
 #[derive(Default)]
 struct ItemColumns<'a> {
-    shelves: Vec<&'a str>,
+    namespaces: Vec<&'a str>,
     keys: Vec<&'a str>,
     values: Vec<&'a str>,
     texts: Vec<Option<String>>,
@@ -194,9 +195,9 @@ impl<'a> BoundCommit<'a> {
             no_nul(name, value.as_deref().unwrap_or_default())?;
         }
         let entries: Vec<String> = commit.records.iter().map(|r| r.entry.encode()).collect();
-        let sum = |(r, text): (&Record, &String)| Record::checksum(r.seq, r.at, text).cast_signed();
+        let checksum = |(r, text): (&Record, &String)| Record::checksum(r.seq, r.at, text).cast_signed();
         let parent = head.parent.as_ref();
-        let mark = parent.map(|p| serde_json::to_string(&p.mark).expect("marks are plain data"));
+        let parent_digest = parent.map(|p| serde_json::to_string(&p.mark).expect("digests always serialize"));
         let blobs: BTreeMap<&[u8], &[u8]> = commit.blobs.iter().map(|b| (&b.id.0[..], &b.bytes[..])).collect();
         let owner = Owner::Session(head.info.session_id.clone()).to_string();
         Ok(Self {
@@ -209,30 +210,30 @@ impl<'a> BoundCommit<'a> {
             active_at: micros(head.active_at),
             due_at: head.due_at.map(micros),
             seq: whole(head.seq),
-            hash: &head.mark.hash.0,
-            talk: talk(&head.tenant, &head.user, &head.mark.hash),
-            matches: Some(head.mark.match_keys().iter().map(|key| talk(&head.tenant, &head.user, key)).collect())
+            visible_hash: &head.mark.hash.0,
+            conversation_key: talk(&head.tenant, &head.user, &head.mark.hash),
+            match_keys: Some(head.mark.match_keys().iter().map(|key| talk(&head.tenant, &head.user, key)).collect())
                 .filter(|keys: &Vec<i64>| !keys.is_empty()),
             lease_until: head.lease.as_ref().map(|l| micros(l.until)),
             title: head.folded_title(),
             labels: Some(head.labels()).filter(|l| !l.is_empty()),
-            card: serde_json::to_string(head).expect("cards have string keys and finite numbers only"),
-            base: commit.base.map(|end| whole(end.seq)),
-            base_log: commit.base.and_then(|end| signed(end.hash)),
-            log: signed(head.log),
-            first: whole(head.first),
+            head_json: serde_json::to_string(head).expect("heads have only string keys and finite numbers"),
+            base_seq: commit.base.map(|end| whole(end.seq)),
+            base_log_hash: commit.base.and_then(|end| to_signed(end.hash)),
+            log_hash: to_signed(head.log),
+            first_seq: whole(head.first),
             parent: parent.map(|p| p.session.as_str()),
             parent_seq: parent.map(|p| whole(p.seq)),
-            parent_mark: mark,
+            parent_digest,
             seqs: commit.records.iter().map(|r| whole(r.seq)).collect(),
-            ats: commit.records.iter().map(|r| micros(r.at)).collect(),
-            sums: commit.records.iter().zip(&entries).map(sum).collect(),
+            times: commit.records.iter().map(|r| micros(r.at)).collect(),
+            checksums: commit.records.iter().zip(&entries).map(checksum).collect(),
             entries,
             items: ItemColumns::new(&owner, &commit.items)?,
             owner,
             blob_ids: blobs.keys().copied().collect(),
             blob_bytes: blobs.values().copied().collect(),
-            used_from: whole(commit.first()),
+            first_new_seq: whole(commit.first()),
         })
     }
 
@@ -248,30 +249,30 @@ impl<'a> BoundCommit<'a> {
             (&self.active_at, Type::INT8),
             (&self.due_at, Type::INT8),
             (&self.seq, Type::INT8),
-            (&self.hash, Type::BYTEA),
+            (&self.visible_hash, Type::BYTEA),
             (&self.lease_until, Type::INT8),
             (&self.title, Type::TEXT),
             (&self.labels, Type::TEXT_ARRAY),
-            (&self.card, Type::TEXT),
-            (&self.base, Type::INT8),
-            (&self.first, Type::INT8),
+            (&self.head_json, Type::TEXT),
+            (&self.base_seq, Type::INT8),
+            (&self.first_seq, Type::INT8),
             (&self.parent, Type::TEXT),
             (&self.parent_seq, Type::INT8),
-            (&self.parent_mark, Type::TEXT),
+            (&self.parent_digest, Type::TEXT),
             (&self.seqs, Type::INT8_ARRAY),
-            (&self.ats, Type::INT8_ARRAY),
-            (&self.sums, Type::INT4_ARRAY),
+            (&self.times, Type::INT8_ARRAY),
+            (&self.checksums, Type::INT4_ARRAY),
             (&self.entries, Type::TEXT_ARRAY),
-            (&self.talk, Type::INT8),
-            (&self.matches, Type::INT8_ARRAY),
-            (&self.log, Type::INT8),
-            (&self.base_log, Type::INT8),
+            (&self.conversation_key, Type::INT8),
+            (&self.match_keys, Type::INT8_ARRAY),
+            (&self.log_hash, Type::INT8),
+            (&self.base_log_hash, Type::INT8),
         ];
         if !self.commit.items.is_empty() || !self.commit.blobs.is_empty() {
             let items = &self.items;
             params.extend::<[Param<'_>; 13]>([
                 (&self.owner, Type::TEXT),
-                (&items.shelves, Type::TEXT_ARRAY),
+                (&items.namespaces, Type::TEXT_ARRAY),
                 (&items.keys, Type::TEXT_ARRAY),
                 (&items.values, Type::TEXT_ARRAY),
                 (&items.texts, Type::TEXT_ARRAY),
@@ -282,7 +283,7 @@ impl<'a> BoundCommit<'a> {
                 (&items.expires_at, Type::INT8_ARRAY),
                 (&self.blob_ids, Type::BYTEA_ARRAY),
                 (&self.blob_bytes, Type::BYTEA_ARRAY),
-                (&self.used_from, Type::INT8),
+                (&self.first_new_seq, Type::INT8),
             ]);
         }
         params
@@ -296,7 +297,7 @@ impl<'a> BoundCommit<'a> {
     /// this server. A later commit is not acknowledged before the earlier one is replicated, so
     /// what this write confirms is as durable as if the original acknowledgement had arrived
     /// (D-038).
-    async fn confirm(&self, link: &PgConnection) -> Result<bool, FailureKind> {
+    async fn confirm_applied(&self, connection: &PgConnection) -> Result<bool, FailureKind> {
         if self.seqs.is_empty() {
             return Ok(false);
         }
@@ -308,10 +309,10 @@ impl<'a> BoundCommit<'a> {
             (&self.tenant, Type::TEXT),
             (&self.session, Type::TEXT),
             (&self.seqs, Type::INT8_ARRAY),
-            (&self.ats, Type::INT8_ARRAY),
+            (&self.times, Type::INT8_ARRAY),
             (&self.entries, Type::TEXT_ARRAY),
         ];
-        Ok(!link.once(sql, &params).await?.is_empty())
+        Ok(!connection.once(sql, &params).await?.is_empty())
     }
 }
 
@@ -319,20 +320,21 @@ impl<'a> ItemColumns<'a> {
     fn new(owner: &str, items: &'a [(String, Item)]) -> Result<Self> {
         // One statement cannot write a row twice: of items with the same key, the last one is
         // written.
-        let last: BTreeMap<_, _> = items.iter().map(|(shelf, item)| ((shelf, &item.key), item)).collect();
-        let mut arrays = Self::default();
-        for ((shelf, key), item) in last {
-            key_fits(owner, shelf, key)?;
-            arrays.shelves.push(shelf);
-            arrays.keys.push(key);
-            arrays.values.push(&item.value);
-            arrays.texts.push(item.text.clone());
-            arrays.words.push(item.text.as_deref().map(words));
-            arrays.created_at.push(micros(item.created_at));
-            arrays.used_at.push(micros(item.used_at));
-            arrays.uses.push(whole(item.uses));
-            arrays.expires_at.push(item.expires_at.map(micros));
+        let unique_items: BTreeMap<_, _> =
+            items.iter().map(|(namespace, item)| ((namespace, &item.key), item)).collect();
+        let mut columns = Self::default();
+        for ((namespace, key), item) in unique_items {
+            key_fits(owner, namespace, key)?;
+            columns.namespaces.push(namespace);
+            columns.keys.push(key);
+            columns.values.push(&item.value);
+            columns.texts.push(item.text.clone());
+            columns.words.push(item.text.as_deref().map(words));
+            columns.created_at.push(micros(item.created_at));
+            columns.used_at.push(micros(item.used_at));
+            columns.uses.push(whole(item.uses));
+            columns.expires_at.push(item.expires_at.map(micros));
         }
-        Ok(arrays)
+        Ok(columns)
     }
 }

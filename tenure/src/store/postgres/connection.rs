@@ -20,9 +20,9 @@ use tokio_postgres::types::{ToSql, Type};
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Timeout of a migration, a purge or a vacuum.
 pub(super) const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(600);
-/// First delay between retries; each further one is twice as long, up to `LONGEST_PAUSE`.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// First delay between retries; each further one is twice as long, up to `MAX_DELAY`.
+const FIRST_DELAY: Duration = Duration::from_millis(20);
+const MAX_DELAY: Duration = Duration::from_secs(1);
 
 /// A value to bind, with its type.
 pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
@@ -32,29 +32,29 @@ pub(super) struct RetryBudget {
     /// Maximum time for retries while the server is unavailable, or rolls the operation back
     /// because of concurrent ones.
     limit: Duration,
-    until: Option<Instant>,
-    pause: Duration,
+    deadline: Option<Instant>,
+    delay: Duration,
 }
 
 impl RetryBudget {
     fn new(limit: Duration) -> Self {
-        Self { limit, until: None, pause: FIRST_PAUSE }
+        Self { limit, deadline: None, delay: FIRST_DELAY }
     }
 
     /// Waits before the next attempt, or returns the error if it is final or the budget is
     /// exhausted.
-    pub async fn wait(&mut self, fail: FailureKind) -> Result<()> {
-        let why = match fail {
+    pub async fn wait(&mut self, failure: FailureKind) -> Result<()> {
+        let reason = match failure {
             FailureKind::Final(e) => return Err(e),
-            FailureKind::Lost(why) | FailureKind::ReadOnly(why) | FailureKind::Undone(why) => why,
+            FailureKind::Lost(reason) | FailureKind::ReadOnly(reason) | FailureKind::Undone(reason) => reason,
         };
         let now = Instant::now();
-        let until = *self.until.get_or_insert(now + self.limit);
-        if now + self.pause > until {
-            return Err(Error::unavailable(why));
+        let deadline = *self.deadline.get_or_insert(now + self.limit);
+        if now + self.delay > deadline {
+            return Err(Error::unavailable(reason));
         }
-        sleep(self.pause).await;
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        sleep(self.delay).await;
+        self.delay = (self.delay * 2).min(MAX_DELAY);
         Ok(())
     }
 }
@@ -94,9 +94,10 @@ impl Manager for Connector {
     }
 
     async fn recycle(&self, pooled: &mut PoolObject, _: &Metrics) -> RecycleResult<FailureKind> {
-        match pooled.client.is_closed() || pooled.generation != self.0.generation() {
-            true => Err(RecycleError::message("closed, or another host is the primary now")),
-            false => Ok(()),
+        if pooled.client.is_closed() || pooled.generation != self.0.generation() {
+            Err(RecycleError::message("closed, or another host is the primary now"))
+        } else {
+            Ok(())
         }
     }
 }
@@ -147,10 +148,10 @@ impl PgConnection {
     pub async fn lease(&self) -> Result<PooledConnection, FailureKind> {
         match self.pool.get().await {
             Ok(pooled) => Ok(PooledConnection(Some(pooled))),
-            Err(PoolError::Backend(fail)) => Err(fail),
+            Err(PoolError::Backend(failure)) => Err(failure),
             Err(e) => {
-                let why = format!("no connection is free: {e}; raise pool in the store's URL");
-                Err(Error::unavailable(why).into())
+                let reason = format!("no free connection: {e}; increase `pool` in the store's URL");
+                Err(Error::unavailable(reason).into())
             }
         }
     }
@@ -158,33 +159,33 @@ impl PgConnection {
     /// Executes a statement and returns its rows. Retried while the server is unavailable, so only
     /// for idempotent statements.
     pub async fn rows(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
-        self.retry(self.prepare, sql, params).await
+        self.rows_with_retry(self.prepare, sql, params).await
     }
 
     /// Executes a statement like [`PgConnection::rows`], but plans it each time: for statements whose best
     /// plan depends on the bound values.
     pub async fn rows_planned(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
-        self.retry(Prepare::Never, sql, params).await
+        self.rows_with_retry(Prepare::Never, sql, params).await
     }
 
     /// Executes a statement whose commit waits neither for an fsync nor for a standby: for changes
     /// that may be lost in a crash.
     pub async fn rows_unsynced(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
-        let mut tries = self.tries();
+        let mut retries = self.tries();
         loop {
             match self.send(self.prepare, Durability::Unsynced, sql, params).await {
                 Ok(rows) => return Ok(rows),
-                Err(fail) => tries.wait(fail).await?,
+                Err(failure) => retries.wait(failure).await?,
             }
         }
     }
 
-    async fn retry(&self, prepare: Prepare, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
-        let mut tries = self.tries();
+    async fn rows_with_retry(&self, prepare: Prepare, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
+        let mut retries = self.tries();
         loop {
             match self.send(prepare, Durability::Full, sql, params).await {
                 Ok(rows) => return Ok(rows),
-                Err(fail) => tries.wait(fail).await?,
+                Err(failure) => retries.wait(failure).await?,
             }
         }
     }
@@ -202,20 +203,20 @@ impl PgConnection {
         params: &[Param<'_>],
     ) -> Result<Vec<Row>, FailureKind> {
         let sql = self.sql(sql);
-        let lease = self.lease().await?;
-        let asked = async {
+        let pooled = self.lease().await?;
+        let query = async {
             match prepare {
-                Prepare::Never => Ok(durability.apply(&lease, lease.query_typed(&sql, params)).await?),
+                Prepare::Never => Ok(durability.apply(&pooled, pooled.query_typed(&sql, params)).await?),
                 Prepare::Once => {
                     let types: Vec<Type> = params.iter().map(|(_, t)| t.clone()).collect();
                     let values: Vec<&(dyn ToSql + Sync)> = params.iter().map(|(v, _)| *v).collect();
-                    let statement = lease.prepare_typed_cached(&sql, &types).await?;
-                    Ok(durability.apply(&lease, lease.query(&statement, &values)).await?)
+                    let statement = pooled.prepare_typed_cached(&sql, &types).await?;
+                    Ok(durability.apply(&pooled, pooled.query(&statement, &values)).await?)
                 }
             }
         };
-        let rows = self.within_since(lease.generation(), STATEMENT_TIMEOUT, asked).await?;
-        lease.keep();
+        let rows = self.with_timeout_since(pooled.generation(), STATEMENT_TIMEOUT, query).await?;
+        pooled.keep();
         Ok(rows)
     }
 
@@ -224,28 +225,29 @@ impl PgConnection {
     pub async fn within<T>(
         &self,
         limit: Duration,
-        step: impl Future<Output = Result<T, FailureKind>>,
+        operation: impl Future<Output = Result<T, FailureKind>>,
     ) -> Result<T, FailureKind> {
-        self.within_since(self.hosts.generation(), limit, step).await
+        self.with_timeout_since(self.hosts.generation(), limit, operation).await
     }
 
-    async fn within_since<T>(
+    async fn with_timeout_since<T>(
         &self,
-        since: u64,
+        generation: u64,
         limit: Duration,
-        step: impl Future<Output = Result<T, FailureKind>>,
+        operation: impl Future<Output = Result<T, FailureKind>>,
     ) -> Result<T, FailureKind> {
-        let done = tokio::select! {
-            done = timeout(limit, step) => done,
-            () = self.hosts.replaced(since) => {
+        let outcome = tokio::select! {
+            outcome = timeout(limit, operation) => outcome,
+            () = self.hosts.replaced(generation) => {
                 return Err(FailureKind::Lost("another host has become the primary".to_owned()));
             }
         };
-        if let Ok(Err(FailureKind::ReadOnly(_))) = &done {
+        if let Ok(Err(FailureKind::ReadOnly(_))) = &outcome {
             self.hosts.distrust();
         }
-        let silent = || Error::unavailable(format!("the server did not answer within {} s", limit.as_secs()));
-        done.unwrap_or_else(|_| Err(silent().into()))
+        let timeout_error =
+            || Error::unavailable(format!("timeout: the server did not respond within {} s", limit.as_secs()));
+        outcome.unwrap_or_else(|_| Err(timeout_error().into()))
     }
 }
 
@@ -269,11 +271,12 @@ impl Durability {
             Durability::Full => statement.await,
             Durability::Unsynced => {
                 let begin = client.batch_execute("BEGIN; SET LOCAL synchronous_commit TO off");
-                let (begun, done, ended) = tokio::join!(biased; begin, statement, client.batch_execute("COMMIT"));
-                begun?;
-                let done = done?;
-                ended?;
-                Ok(done)
+                let (begin_outcome, outcome, commit_outcome) =
+                    tokio::join!(biased; begin, statement, client.batch_execute("COMMIT"));
+                begin_outcome?;
+                let outcome = outcome?;
+                commit_outcome?;
+                Ok(outcome)
             }
         }
     }
@@ -299,13 +302,13 @@ impl PooledConnection {
 impl Deref for PooledConnection {
     type Target = ClientWrapper;
     fn deref(&self) -> &ClientWrapper {
-        &self.0.as_ref().expect("only keep and drop take the connection, and both end the lease").client
+        &self.0.as_ref().expect("only keep and drop take the connection, and both consume the guard").client
     }
 }
 
 impl DerefMut for PooledConnection {
     fn deref_mut(&mut self) -> &mut ClientWrapper {
-        &mut self.0.as_mut().expect("only keep and drop take the connection, and both end the lease").client
+        &mut self.0.as_mut().expect("only keep and drop take the connection, and both consume the guard").client
     }
 }
 

@@ -17,53 +17,56 @@ use jiff::Timestamp;
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
-/// The columns that [`read`] expects.
-const CARD: &str = "tenant, session, card, first, parent, parent_seq, parent_mark, log";
+/// The columns that [`read_head`] expects.
+const HEAD_COLUMNS: &str = "tenant, session, card, first, parent, parent_seq, parent_mark, log";
 
 /// Number of characters of a thread's name that are indexed (see the migration).
 const THREAD_CHARS: usize = 200;
 
-pub(super) async fn head(link: &PgConnection, key: &SessionKey) -> Result<Option<Head>> {
-    let sql = format!("SELECT {CARD} FROM tenure_head WHERE tenant = $1 AND session = $2");
+pub(super) async fn head(connection: &PgConnection, key: &SessionKey) -> Result<Option<Head>> {
+    let sql = format!("SELECT {HEAD_COLUMNS} FROM tenure_head WHERE tenant = $1 AND session = $2");
     let params: [Param<'_>; 2] = [(&key.tenant.as_str(), Type::TEXT), (&key.session.as_str(), Type::TEXT)];
-    link.rows(&sql, &params).await?.first().map(read).transpose()
+    connection.rows(&sql, &params).await?.first().map(read_head).transpose()
 }
 
 /// Maximum number of sessions with a label for which a query without a scan bound uses that label's
 /// index.
-const MAX_NARROW: usize = 10_000;
+const MAX_NARROW_SCAN: usize = 10_000;
 
 /// Maximum number of labels of a query that are counted to find the most selective one.
-const MAX_PROBES: usize = 16;
+const MAX_COUNTED_LABELS: usize = 16;
 
 /// Number of heads in the first window of a scan. Each further window is four times as large.
 const FIRST_WINDOW: usize = 256;
 
-pub(super) async fn heads(link: &PgConnection, query: &SessionQuery) -> Result<Vec<Head>> {
-    if finds_nothing(query) {
+pub(super) async fn heads(connection: &PgConnection, query: &SessionQuery) -> Result<Vec<Head>> {
+    if is_unsatisfiable(query) {
         return Ok(Vec::new());
     }
-    let narrow = narrow(link, query, MAX_NARROW).await?;
-    matching(link, query, narrow.as_deref()).await
+    let narrow_label = most_selective_label(connection, query, MAX_NARROW_SCAN).await?;
+    select_matching(connection, query, narrow_label.as_deref()).await
 }
 
 /// Returns the newest matching heads, scanning at most `max_scan`.
-pub(super) async fn page(link: &PgConnection, query: &SessionQuery, max_scan: usize) -> Result<HeadPage> {
-    if finds_nothing(query) {
+pub(super) async fn page(connection: &PgConnection, query: &SessionQuery, max_scan: usize) -> Result<HeadPage> {
+    if is_unsatisfiable(query) {
         return Ok(HeadPage::default());
     }
     let query = &SessionQuery { order: SessionOrder::Newest, ..query.clone() };
-    let narrow = narrow(link, query, max_scan).await?;
-    if narrow.is_some() || is_indexed(query) || matches!(query.whose, OwnerFilter::Everyone) {
-        return Ok(HeadPage { heads: matching(link, query, narrow.as_deref()).await?, stopped: None });
+    let narrow_label = most_selective_label(connection, query, max_scan).await?;
+    if narrow_label.is_some() || is_indexed(query) || matches!(query.whose, OwnerFilter::Everyone) {
+        return Ok(HeadPage {
+            heads: select_matching(connection, query, narrow_label.as_deref()).await?,
+            stopped: None,
+        });
     }
-    scan(link, query.clone(), max_scan).await
+    scan(connection, query.clone(), max_scan).await
 }
 
 /// Returns whether the query cannot match anything: text with a NUL character is never stored.
-fn finds_nothing(query: &SessionQuery) -> bool {
-    let nul = |s: &Option<String>| s.as_ref().is_some_and(|s| s.contains('\0'));
-    query.limit == 0 || nul(&query.assistant) || nul(&query.thread)
+fn is_unsatisfiable(query: &SessionQuery) -> bool {
+    let has_nul = |s: &Option<String>| s.as_ref().is_some_and(|s| s.contains('\0'));
+    query.limit == 0 || has_nul(&query.assistant) || has_nul(&query.thread)
 }
 
 /// Returns whether the query names a value that few sessions have, whatever its other conditions
@@ -73,25 +76,29 @@ fn is_indexed(query: &SessionQuery) -> bool {
 }
 
 /// Scans heads in the order of their activity, newest first, up to `max_scan`.
-async fn scan(link: &PgConnection, mut query: SessionQuery, max_scan: usize) -> Result<HeadPage> {
-    let (mut page, mut left, mut window, mut skipped) = (HeadPage::default(), max_scan, FIRST_WINDOW, 0);
-    while left > 0 && page.heads.len() < query.limit {
-        window = window.min(left);
-        let rows = link.run(&build_scan(&query, window)).await?;
+async fn scan(connection: &PgConnection, mut query: SessionQuery, max_scan: usize) -> Result<HeadPage> {
+    let mut page = HeadPage::default();
+    let mut remaining_scan = max_scan;
+    let mut window = FIRST_WINDOW;
+    let mut matched = 0;
+    while remaining_scan > 0 && page.heads.len() < query.limit {
+        window = window.min(remaining_scan);
+        let rows = connection.run(&build_scan(&query, window)).await?;
         for row in &rows {
-            let place = || "postgres, table tenure_head".to_owned();
-            if page.heads.len() < query.limit && column::<Option<&str>>(row, 2, place)?.is_some() {
-                skipped += 1;
-                if skipped > query.offset {
-                    page.heads.push(read(row)?);
+            let location = || "postgres, table tenure_head".to_owned();
+            if page.heads.len() < query.limit && column::<Option<&str>>(row, 2, location)?.is_some() {
+                matched += 1;
+                if matched > query.offset {
+                    page.heads.push(read_head(row)?);
                 }
             }
         }
         let Some(last) = rows.last().filter(|_| rows.len() == window) else { return Ok(page) };
-        let place = || "postgres, table tenure_head".to_owned();
-        let (at, session): (i64, &str) = (column(last, 8, place)?, column(last, 1, place)?);
-        query.cursor = Some(format!("{at}~{session}").parse()?);
-        (left, window) = (left - window, window * 4);
+        let location = || "postgres, table tenure_head".to_owned();
+        let active_at: i64 = column(last, 8, location)?;
+        let session: &str = column(last, 1, location)?;
+        query.cursor = Some(format!("{active_at}~{session}").parse()?);
+        (remaining_scan, window) = (remaining_scan - window, window * 4);
     }
     if page.heads.len() < query.limit {
         page.stopped = query.cursor;
@@ -100,28 +107,38 @@ async fn scan(link: &PgConnection, mut query: SessionQuery, max_scan: usize) -> 
 }
 
 /// Chooses the label that the fewest sessions of the tenant have. Returns `None` if each label
-/// selects more than `most` sessions, or if another index serves the query.
-async fn narrow(link: &PgConnection, query: &SessionQuery, most: usize) -> Result<Option<String>> {
-    let labels: Vec<String> = query.labels().into_iter().take(MAX_PROBES).collect();
+/// selects more than `max_sessions` sessions, or if another index serves the query.
+async fn most_selective_label(
+    connection: &PgConnection,
+    query: &SessionQuery,
+    max_sessions: usize,
+) -> Result<Option<String>> {
+    let labels: Vec<String> = query.labels().into_iter().take(MAX_COUNTED_LABELS).collect();
     let (OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant)) = &query.whose else { return Ok(None) };
     if labels.is_empty() || is_indexed(query) {
         return Ok(None);
     }
     let sql = "SELECT wanted, (SELECT count(*) FROM (SELECT 1 FROM tenure_label l WHERE l.tenant = $1 AND l.label = wanted LIMIT $3) few)
         FROM unnest($2) AS wanted";
-    let bound = row_limit(most).saturating_add(1);
-    let params: [Param<'_>; 3] = [(&tenant.as_str(), Type::TEXT), (&labels, Type::TEXT_ARRAY), (&bound, Type::INT8)];
-    let place = || "postgres, table tenure_label".to_owned();
+    let count_limit = row_limit(max_sessions).saturating_add(1);
+    let params: [Param<'_>; 3] =
+        [(&tenant.as_str(), Type::TEXT), (&labels, Type::TEXT_ARRAY), (&count_limit, Type::INT8)];
+    let location = || "postgres, table tenure_label".to_owned();
     let mut counts = Vec::new();
-    for row in &link.rows(sql, &params).await? {
-        counts.push((column::<i64>(row, 1, place)?, column::<String>(row, 0, place)?));
+    for row in &connection.rows(sql, &params).await? {
+        counts.push((column::<i64>(row, 1, location)?, column::<String>(row, 0, location)?));
     }
-    Ok(counts.into_iter().min().filter(|(n, _)| *n < bound).map(|(_, label)| label))
+    Ok(counts.into_iter().min().filter(|(n, _)| *n < count_limit).map(|(_, label)| label))
 }
 
-/// Returns the matching heads of a query, by the index of the label `narrow` if it is given.
-async fn matching(link: &PgConnection, query: &SessionQuery, narrow: Option<&str>) -> Result<Vec<Head>> {
-    let mut heads: Vec<Head> = link.run(&build(query, narrow)).await?.iter().map(read).collect::<Result<_>>()?;
+/// Returns the matching heads of a query, by the index of the label `narrow_label` if it is given.
+async fn select_matching(
+    connection: &PgConnection,
+    query: &SessionQuery,
+    narrow_label: Option<&str>,
+) -> Result<Vec<Head>> {
+    let mut heads: Vec<Head> =
+        connection.run(&build(query, narrow_label)).await?.iter().map(read_head).collect::<Result<_>>()?;
     // Two keys may have the same 64-bit digest.
     heads.retain(|h| query.matches.is_empty() || query.matches(h));
     Ok(heads)
@@ -129,35 +146,36 @@ async fn matching(link: &PgConnection, query: &SessionQuery, narrow: Option<&str
 
 /// Counts the sessions by status. Most are active: their number is the total minus the others,
 /// which the index counts.
-pub(super) async fn count(link: &PgConnection) -> Result<Vec<(Status, u64)>> {
+pub(super) async fn count(connection: &PgConnection) -> Result<Vec<(Status, u64)>> {
     let sql = "SELECT status, count(*) FROM tenure_head WHERE status <> 'active' GROUP BY status \
         UNION ALL SELECT 'all', count(*) FROM tenure_head";
     let table = || "postgres, table tenure_head".to_owned();
     let mut counts = Vec::new();
-    for row in &link.rows(sql, &[]).await? {
+    for row in &connection.rows(sql, &[]).await? {
         counts.push((column::<String>(row, 0, table)?, column::<i64>(row, 1, table)?));
     }
-    let all = counts.iter().find(|(word, _)| word == "all").map_or(0, |(_, n)| *n);
-    Ok(Status::counts(all, &counts))
+    let total = counts.iter().find(|(status, _)| status == "all").map_or(0, |(_, n)| *n);
+    Ok(Status::counts(total, &counts))
 }
 
 /// Deserializes a stored head. Lineage and log hash are taken from their own columns, which are
 /// current (see the migrations).
-fn read(row: &Row) -> Result<Head> {
+fn read_head(row: &Row) -> Result<Head> {
     let table = || "postgres, table tenure_head".to_owned();
-    let (tenant, session): (&str, &str) = (column(row, 0, table)?, column(row, 1, table)?);
-    let place = || format!("postgres, session {tenant}/{session}, card");
-    let mut head: Head = serde_json::from_str(column(row, 2, place)?).map_err(|e| Error::corrupt(place(), e))?;
-    head.first = column::<i64>(row, 3, place)?.unsigned_abs();
-    head.parent = match column::<Option<&str>>(row, 4, place)? {
+    let tenant: &str = column(row, 0, table)?;
+    let session: &str = column(row, 1, table)?;
+    let location = || format!("postgres, session {tenant}/{session}, head");
+    let mut head: Head = serde_json::from_str(column(row, 2, location)?).map_err(|e| Error::corrupt(location(), e))?;
+    head.first = column::<i64>(row, 3, location)?.unsigned_abs();
+    head.parent = match column::<Option<&str>>(row, 4, location)? {
         None => None,
         Some(parent) => Some(Parent {
-            session: SessionId::new(parent).map_err(|e| Error::corrupt(place(), e))?,
-            seq: column::<i64>(row, 5, place)?.unsigned_abs(),
-            mark: serde_json::from_str(column(row, 6, place)?).map_err(|e| Error::corrupt(place(), e))?,
+            session: SessionId::new(parent).map_err(|e| Error::corrupt(location(), e))?,
+            seq: column::<i64>(row, 5, location)?.unsigned_abs(),
+            mark: serde_json::from_str(column(row, 6, location)?).map_err(|e| Error::corrupt(location(), e))?,
         }),
     };
-    head.log = column::<Option<i64>>(row, 7, place)?.map(|log| LogHash(log.cast_unsigned()));
+    head.log = column::<Option<i64>>(row, 7, location)?.map(|hash| LogHash(hash.cast_unsigned()));
     Ok(head)
 }
 
@@ -165,15 +183,15 @@ fn read(row: &Row) -> Result<Head> {
 /// full hash would be several times as large. Collisions are resolved by the other conditions of
 /// the query (D-036).
 pub(super) fn talk(tenant: &Tenant, user: &User, hash: &VisibleHash) -> i64 {
-    let mut all = blake3::Hasher::new();
+    let mut hasher = blake3::Hasher::new();
     for name in [tenant.as_str(), user.as_str()] {
         // A separator that cannot occur: names contain no control characters.
-        all.update(name.as_bytes()).update(&[0]);
+        hasher.update(name.as_bytes()).update(&[0]);
     }
-    all.update(&hash.0);
-    let mut bits = [0; 8];
-    bits.copy_from_slice(&all.finalize().as_bytes()[..8]);
-    i64::from_le_bytes(bits)
+    hasher.update(&hash.0);
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
+    i64::from_le_bytes(bytes)
 }
 
 /// A builder for SQL: fixed fragments and bound values.
@@ -183,8 +201,8 @@ struct SqlBuilder {
 }
 
 impl SqlBuilder {
-    fn text(&mut self, piece: &'static str) -> &mut Self {
-        self.sql.push_str(piece);
+    fn text(&mut self, fragment: &'static str) -> &mut Self {
+        self.sql.push_str(fragment);
         self
     }
 
@@ -206,33 +224,37 @@ impl PgConnection {
 /// where the filters do not match.
 fn build_scan(query: &SessionQuery, window: usize) -> SqlBuilder {
     let mut b = SqlBuilder { sql: "SELECT tenant, session, CASE WHEN true".to_owned(), values: Vec::new() };
-    filters(&mut b, query);
+    add_filters(&mut b, query);
     b.text(" THEN card END, first, parent, parent_seq, parent_mark, log, active_at FROM tenure_head WHERE first > 0");
-    scope(&mut b, query);
+    add_scope(&mut b, query);
     b.text(" ORDER BY active_at >> 26 DESC, active_at DESC, session DESC LIMIT ").bind(row_limit(window), Type::INT8);
     b
 }
 
 /// Builds the SQL of a query, with the index lookup first.
-fn build(query: &SessionQuery, narrow: Option<&str>) -> SqlBuilder {
-    let mut b = SqlBuilder { sql: format!("SELECT {CARD} FROM "), values: Vec::new() };
+fn build(query: &SessionQuery, narrow_label: Option<&str>) -> SqlBuilder {
+    let mut b = SqlBuilder { sql: format!("SELECT {HEAD_COLUMNS} FROM "), values: Vec::new() };
     let keys = |hashes: &[VisibleHash]| -> Vec<i64> {
         match &query.whose {
             OwnerFilter::User(tenant, user) => hashes.iter().map(|h| talk(tenant, user, h)).collect(),
             _ => Vec::new(),
         }
     };
-    let (talks, matches) = (keys(&query.hashes), keys(&query.matches));
-    let by_talk = !talks.is_empty() || !matches.is_empty() || narrow.is_some();
+    let conversation_keys = keys(&query.hashes);
+    let match_keys = keys(&query.matches);
+    let is_lookup = !conversation_keys.is_empty() || !match_keys.is_empty() || narrow_label.is_some();
     // OFFSET 0 is an optimization barrier: without statistics, the planner would prefer to scan the
     // whole tenant.
-    if !talks.is_empty() {
-        b.text("(SELECT * FROM tenure_head WHERE talk = ANY(").bind(talks, Type::INT8_ARRAY);
+    if !conversation_keys.is_empty() {
+        b.text("(SELECT * FROM tenure_head WHERE talk = ANY(").bind(conversation_keys, Type::INT8_ARRAY);
         b.text(") OFFSET 0) head WHERE true");
-    } else if !matches.is_empty() {
-        b.text("(SELECT * FROM tenure_head WHERE matches IS NOT NULL AND matches && ").bind(matches, Type::INT8_ARRAY);
+    } else if !match_keys.is_empty() {
+        b.text("(SELECT * FROM tenure_head WHERE matches IS NOT NULL AND matches && ")
+            .bind(match_keys, Type::INT8_ARRAY);
         b.text(" OFFSET 0) head WHERE true");
-    } else if let (Some(label), OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant)) = (narrow, &query.whose) {
+    } else if let (Some(label), OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant)) =
+        (narrow_label, &query.whose)
+    {
         b.text("(SELECT h.* FROM tenure_label l JOIN tenure_head h ON h.tenant = l.tenant AND h.session = l.session");
         b.text(" WHERE l.tenant = ").bind(tenant.to_string(), Type::TEXT);
         b.text(" AND l.label = ").bind(label.to_owned(), Type::TEXT).text(" OFFSET 0) head WHERE true");
@@ -241,10 +263,10 @@ fn build(query: &SessionQuery, narrow: Option<&str>) -> SqlBuilder {
         // the migration).
         b.text("tenure_head WHERE first > 0");
     }
-    scope(&mut b, query);
-    filters(&mut b, query);
+    add_scope(&mut b, query);
+    add_filters(&mut b, query);
     b.text(match query.order {
-        SessionOrder::Newest if by_talk => " ORDER BY active_at DESC, session DESC",
+        SessionOrder::Newest if is_lookup => " ORDER BY active_at DESC, session DESC",
         // The time slot comes first to match the index (see the migration). It does not change the
         // order.
         SessionOrder::Newest => " ORDER BY active_at >> 26 DESC, active_at DESC, session DESC",
@@ -257,7 +279,7 @@ fn build(query: &SessionQuery, narrow: Option<&str>) -> SqlBuilder {
 }
 
 /// Adds the owner and cursor conditions, which the indexes on activity serve.
-fn scope(b: &mut SqlBuilder, query: &SessionQuery) {
+fn add_scope(b: &mut SqlBuilder, query: &SessionQuery) {
     match &query.whose {
         OwnerFilter::User(tenant, user) => {
             b.text(" AND tenant = ").bind(tenant.to_string(), Type::TEXT);
@@ -277,13 +299,13 @@ fn scope(b: &mut SqlBuilder, query: &SessionQuery) {
 }
 
 /// Adds all conditions except owner and cursor.
-fn filters(b: &mut SqlBuilder, query: &SessionQuery) {
+fn add_filters(b: &mut SqlBuilder, query: &SessionQuery) {
     if let Some(assistant) = &query.assistant {
         b.text(" AND assistant = ").bind(assistant.clone(), Type::TEXT);
     }
     if let Some(thread) = &query.thread {
-        let beginning: String = thread.chars().take(THREAD_CHARS).collect();
-        b.text(" AND left(thread, 200) = ").bind(beginning, Type::TEXT);
+        let prefix: String = thread.chars().take(THREAD_CHARS).collect();
+        b.text(" AND left(thread, 200) = ").bind(prefix, Type::TEXT);
         b.text(" AND thread = ").bind(thread.clone(), Type::TEXT);
     }
     if !query.status.is_empty() {
@@ -320,7 +342,7 @@ fn filters(b: &mut SqlBuilder, query: &SessionQuery) {
 
 /// Rounds a bound up to whole microseconds. Stored times are whole microseconds, so `>=` and `<`
 /// select the same rows.
-fn micros_up(at: Timestamp) -> i64 {
-    let up = (at.as_nanosecond() + 999).div_euclid(1000);
-    i64::try_from(up).expect("a timestamp's microseconds fit")
+fn micros_up(bound: Timestamp) -> i64 {
+    let rounded = (bound.as_nanosecond() + 999).div_euclid(1000);
+    i64::try_from(rounded).expect("a timestamp's microseconds fit")
 }

@@ -50,9 +50,11 @@ pub(super) struct Hosts {
 
 impl Hosts {
     pub fn new(settings: &Settings) -> Result<Self> {
-        let (hosts, limit) = (settings.hosts(), settings.host_limit());
+        let hosts = settings.hosts();
+        let limit = settings.host_limit();
         let tls = tls(settings.driver.get_ssl_mode())?;
-        let (generation, probing) = (watch::Sender::new(0), Mutex::default());
+        let generation = watch::Sender::new(0);
+        let probing = Mutex::default();
         Ok(Self { hosts, tls, limit, current: AtomicUsize::new(NONE), generation, probing })
     }
 
@@ -62,8 +64,8 @@ impl Hosts {
         let mut order: Vec<usize> = (0..self.hosts.len()).collect();
         order.sort_by_key(|i| *i != last);
         let attempts = order.iter().map(|i| self.connect_host(&self.hosts[*i])).collect();
-        let (winner, connected) = first_success(attempts).await.map_err(|fails| together(fails, "; "))?;
-        self.works(order[winner]);
+        let (winner, connected) = first_success(attempts).await.map_err(|failures| combine_failures(failures, "; "))?;
+        self.record_primary(order[winner]);
         Ok(connected)
     }
 
@@ -78,18 +80,18 @@ impl Hosts {
                 config.connect(self.tls.clone()).await.map_err(FailureKind::from)
             });
             let connected = first_success(attempts.collect()).await;
-            connected.map(|(_, connected)| connected).map_err(|fails| together(fails, ", "))
+            connected.map(|(_, connected)| connected).map_err(|failures| combine_failures(failures, ", "))
         };
-        let silent = || FailureKind::Lost(format!("no answer within {:?}", self.limit));
-        let connected = timeout(self.limit, connect).await.unwrap_or_else(|_| Err(silent()));
-        connected.map_err(|fail| fail.at(&host_name(host)))
+        let timeout_failure = || FailureKind::Lost(format!("timeout: no response within {:?}", self.limit));
+        let connected = timeout(self.limit, connect).await.unwrap_or_else(|_| Err(timeout_failure()));
+        connected.map_err(|failure| failure.at(&host_name(host)))
     }
 
     /// Records which host works. If it has changed, connections to the previous one are no longer
     /// used.
-    fn works(&self, host: usize) {
-        let before = self.current.swap(host, Ordering::Relaxed);
-        if before != NONE && before != host {
+    fn record_primary(&self, host: usize) {
+        let previous = self.current.swap(host, Ordering::Relaxed);
+        if previous != NONE && previous != host {
             tracing::warn!(host = host_name(&self.hosts[host]), "another PostgreSQL host accepts writes now");
             self.distrust();
         }
@@ -138,13 +140,13 @@ impl Hosts {
 async fn addresses(host: &Config) -> Result<Vec<Option<IpAddr>>, FailureKind> {
     let (Some(Host::Tcp(name)), []) = (host.get_hosts().first(), host.get_hostaddrs()) else { return Ok(vec![None]) };
     let port = host.get_ports().first().copied().unwrap_or(super::url::DEFAULT_PORT);
-    let found = lookup_host((name.as_str(), port)).await.map_err(|e| FailureKind::Lost(e.to_string()))?;
-    let mut found: Vec<_> = found.map(|address| Some(address.ip())).collect();
-    found.dedup();
-    match found.is_empty() {
-        true => Err(FailureKind::Lost("its name has no address".to_owned())),
-        false => Ok(found),
+    let addresses = lookup_host((name.as_str(), port)).await.map_err(|e| FailureKind::Lost(e.to_string()))?;
+    let mut addresses: Vec<_> = addresses.map(|address| Some(address.ip())).collect();
+    addresses.dedup();
+    if addresses.is_empty() {
+        return Err(FailureKind::Lost("the host name resolves to no address".to_owned()));
     }
+    Ok(addresses)
 }
 
 /// Returns the first attempt that succeeds, with its index. Each attempt starts when all before it
@@ -152,9 +154,9 @@ async fn addresses(host: &Config) -> Result<Vec<Option<IpAddr>>, FailureKind> {
 async fn first_success<T, F: Future<Output = Result<T, FailureKind>>>(
     attempts: Vec<F>,
 ) -> Result<(usize, T), Vec<FailureKind>> {
-    let failed = watch::Sender::new(0);
+    let failure_count = watch::Sender::new(0);
     let staggered = attempts.into_iter().enumerate().map(|(i, attempt)| {
-        let mut failures = failed.subscribe();
+        let mut failures = failure_count.subscribe();
         async move {
             let _ = timeout(STAGGER * i as u32, failures.wait_for(|n| *n >= i)).await;
             attempt.await
@@ -162,24 +164,24 @@ async fn first_success<T, F: Future<Output = Result<T, FailureKind>>>(
     });
     let mut attempts: FuturesUnordered<_> =
         staggered.enumerate().map(|(host, attempt)| async move { (host, attempt.await) }).collect();
-    let mut fails = Vec::new();
+    let mut failures = Vec::new();
     while let Some((host, outcome)) = attempts.next().await {
         match outcome {
-            Ok(done) => return Ok((host, done)),
-            Err(fail) => {
-                fails.push(fail);
-                failed.send_modify(|n| *n += 1);
+            Ok(value) => return Ok((host, value)),
+            Err(failure) => {
+                failures.push(failure);
+                failure_count.send_modify(|n| *n += 1);
             }
         }
     }
-    Err(fails)
+    Err(failures)
 }
 
 /// Combines the failures of several hosts. The result can be retried unless all of them are final.
-fn together(fails: Vec<FailureKind>, separator: &str) -> FailureKind {
-    let mut fails = fails;
-    if fails.iter().all(|fail| matches!(fail, FailureKind::Final(_))) || fails.len() == 1 {
-        return fails.pop().unwrap_or_else(|| FailureKind::Lost("the URL names no host".to_owned()));
+fn combine_failures(failures: Vec<FailureKind>, separator: &str) -> FailureKind {
+    let mut failures = failures;
+    if failures.iter().all(|failure| matches!(failure, FailureKind::Final(_))) || failures.len() == 1 {
+        return failures.pop().unwrap_or_else(|| FailureKind::Lost("the URL names no host".to_owned()));
     }
-    FailureKind::Lost(fails.iter().map(FailureKind::to_string).collect::<Vec<_>>().join(separator))
+    FailureKind::Lost(failures.iter().map(FailureKind::to_string).collect::<Vec<_>>().join(separator))
 }

@@ -30,27 +30,31 @@ pub(super) const ITEM_REPLACE: &str = "ON CONFLICT (tenant, owner, shelf, key) D
 
 /// Validates that a text contains no NUL character, which PostgreSQL cannot store.
 pub(super) fn no_nul(name: &str, value: &str) -> Result<()> {
-    match value.contains('\0') {
-        true => Err(Error::invalid(name, format!("{name} has a NUL character, which can not be stored; leave it out"))),
-        false => Ok(()),
+    if value.contains('\0') {
+        return Err(Error::invalid(
+            name,
+            format!("{name} contains a NUL character, which cannot be stored; remove it"),
+        ));
     }
+    Ok(())
 }
 
 /// Validates that the key of an item fits into an index entry.
-pub(super) fn key_fits(owner: &str, shelf: &str, key: &str) -> Result<()> {
+pub(super) fn key_fits(owner: &str, namespace: &str, key: &str) -> Result<()> {
     no_nul("owner", owner)?;
-    no_nul("shelf", shelf)?;
+    no_nul("namespace", namespace)?;
     no_nul("key", key)?;
-    if owner.len() + shelf.len() + key.len() > MAX_ITEM_KEY_BYTES {
-        let (limit, max) = ("MAX_ITEM_KEY_BYTES", MAX_ITEM_KEY_BYTES as u64);
-        return Err(Error::TooLarge { what: "the item's key, with its shelf and owner,".to_owned(), limit, max });
+    if owner.len() + namespace.len() + key.len() > MAX_ITEM_KEY_BYTES {
+        let limit = "MAX_ITEM_KEY_BYTES";
+        let max = MAX_ITEM_KEY_BYTES as u64;
+        return Err(Error::TooLarge { what: "the item's key, with its namespace and owner,".to_owned(), limit, max });
     }
     Ok(())
 }
 
 /// Returns the distinct words of a text, in lower case. They are split here and not by the server,
 /// whose rules for words and case depend on its configuration.
-fn split(text: &str) -> BTreeSet<String> {
+fn split_words(text: &str) -> BTreeSet<String> {
     let text = text.to_lowercase();
     let words = text.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty());
     words.map(|w| w.chars().take(MAX_WORD_CHARS).collect()).collect()
@@ -58,33 +62,39 @@ fn split(text: &str) -> BTreeSet<String> {
 
 /// Returns the indexed words of an item, separated by spaces.
 pub(super) fn words(text: &str) -> String {
-    let mut all = String::new();
-    for word in split(text) {
-        if all.len() + word.len() >= MAX_WORDS_BYTES {
+    let mut words = String::new();
+    for word in split_words(text) {
+        if words.len() + word.len() >= MAX_WORDS_BYTES {
             break;
         }
-        if !all.is_empty() {
-            all.push(' ');
+        if !words.is_empty() {
+            words.push(' ');
         }
-        all.push_str(&word);
+        words.push_str(&word);
     }
-    all
+    words
 }
 
-/// Inserts or replaces an item and evicts the least recently used ones beyond `keep`, in one
+/// Inserts or replaces an item and evicts the least recently used ones beyond `max_items`, in one
 /// statement.
-pub(super) async fn put(link: &PgConnection, shelf: &Namespace, item: &Item, keep: Option<usize>) -> Result<()> {
-    let (tenant, owner) = (shelf.tenant.as_str(), shelf.owner.to_string());
-    key_fits(&owner, &shelf.name, &item.key)?;
+pub(super) async fn put(
+    connection: &PgConnection,
+    namespace: &Namespace,
+    item: &Item,
+    max_items: Option<usize>,
+) -> Result<()> {
+    let tenant = namespace.tenant.as_str();
+    let owner = namespace.owner.to_string();
+    key_fits(&owner, &namespace.name, &item.key)?;
     item.check()?;
-    let session = match &shelf.owner {
+    let session = match &namespace.owner {
         Owner::Session(id) => Some(id.as_str()),
         _ => None,
     };
     // The new item is not counted, because the statement sees the namespace as it was before. Old
     // items that another transaction has locked are skipped and left to that transaction or the
     // next: waiting for them while holding the new row would deadlock.
-    let others = keep.map(|n| row_limit(n.saturating_sub(1)));
+    let max_others = max_items.map(|n| row_limit(n.saturating_sub(1)));
     let sql = format!(
         "WITH owned AS (
             SELECT 1 FROM tenure_head WHERE tenant = $1 AND session = $12 FOR KEY SHARE
@@ -112,7 +122,7 @@ pub(super) async fn put(link: &PgConnection, shelf: &Namespace, item: &Item, kee
     let params: [Param<'_>; 13] = [
         (&tenant, Type::TEXT),
         (&owner, Type::TEXT),
-        (&shelf.name, Type::TEXT),
+        (&namespace.name, Type::TEXT),
         (&item.key, Type::TEXT),
         (&item.value, Type::TEXT),
         (&item.text, Type::TEXT),
@@ -122,96 +132,109 @@ pub(super) async fn put(link: &PgConnection, shelf: &Namespace, item: &Item, kee
         (&whole(item.uses), Type::INT8),
         (&item.expires_at.map(micros), Type::INT8),
         (&session, Type::TEXT),
-        (&others, Type::INT8),
+        (&max_others, Type::INT8),
     ];
-    match (link.rows(&sql, &params).await?.is_empty(), &shelf.owner) {
+    match (connection.rows(&sql, &params).await?.is_empty(), &namespace.owner) {
         (true, Owner::Session(session_id)) => Err(Error::NotFound { session_id: session_id.clone() }),
         _ => Ok(()),
     }
 }
 
-const ITEM: &str = "key, value, text, created_at, used_at, uses, expires_at";
+const SELECTED_COLUMNS: &str = "key, value, text, created_at, used_at, uses, expires_at";
 
 pub(super) async fn get(
-    link: &PgConnection,
-    shelf: &Namespace,
+    connection: &PgConnection,
+    namespace: &Namespace,
     key: &str,
-    used: Option<Timestamp>,
+    used_at: Option<Timestamp>,
 ) -> Result<Option<Item>> {
-    let Some(at) = ItemParams::new(shelf, &[key]) else { return Ok(None) };
-    let here = "tenant = $1 AND owner = $2 AND shelf = $3 AND key = $4";
-    let mut params: Vec<Param<'_>> = at.params().into();
+    let Some(item_params) = ItemParams::new(namespace, &[key]) else { return Ok(None) };
+    let condition = "tenant = $1 AND owner = $2 AND shelf = $3 AND key = $4";
+    let mut params: Vec<Param<'_>> = item_params.params().into();
     params.push((&key, Type::TEXT));
-    let used = used.map(micros);
-    let sql = match &used {
-        None => format!("SELECT {ITEM} FROM tenure_item WHERE {here}"),
-        Some(used) => {
-            params.push((used, Type::INT8));
-            format!("UPDATE tenure_item SET used_at = $5, uses = uses + 1 WHERE {here} RETURNING {ITEM}")
+    let used_at = used_at.map(micros);
+    let sql = match &used_at {
+        None => format!("SELECT {SELECTED_COLUMNS} FROM tenure_item WHERE {condition}"),
+        Some(used_at) => {
+            params.push((used_at, Type::INT8));
+            format!(
+                "UPDATE tenure_item SET used_at = $5, uses = uses + 1 WHERE {condition} RETURNING {SELECTED_COLUMNS}"
+            )
         }
     };
-    let rows = match used {
-        None => link.rows(&sql, &params).await?,
+    let rows = match used_at {
+        None => connection.rows(&sql, &params).await?,
         // A use mark is not worth an fsync.
-        Some(_) => link.rows_unsynced(&sql, &params).await?,
+        Some(_) => connection.rows_unsynced(&sql, &params).await?,
     };
-    rows.first().map(|row| item(row, shelf)).transpose()
+    rows.first().map(|row| read_item(row, namespace)).transpose()
 }
 
 pub(super) async fn items(
-    link: &PgConnection,
-    shelf: &Namespace,
+    connection: &PgConnection,
+    namespace: &Namespace,
     after: Option<&str>,
     limit: usize,
 ) -> Result<Vec<Item>> {
-    let Some(at) = ItemParams::new(shelf, &[]) else { return Ok(Vec::new()) };
+    let Some(item_params) = ItemParams::new(namespace, &[]) else { return Ok(Vec::new()) };
     // No stored key contains a NUL character: what follows `a\0b` is what follows `a`.
-    let (after, limit) = (after.and_then(|a| a.split('\0').next()), row_limit(limit));
-    let mut params: Vec<Param<'_>> = at.params().into();
+    let after = after.and_then(|a| a.split('\0').next());
+    let limit = row_limit(limit);
+    let mut params: Vec<Param<'_>> = item_params.params().into();
     params.extend::<[Param<'_>; 2]>([(&after, Type::TEXT), (&limit, Type::INT8)]);
     let sql = format!(
-        "SELECT {ITEM} FROM tenure_item
+        "SELECT {SELECTED_COLUMNS} FROM tenure_item
         WHERE tenant = $1 AND owner = $2 AND shelf = $3 AND ($4 IS NULL OR key > $4) ORDER BY key LIMIT $5"
     );
-    link.rows(&sql, &params).await?.iter().map(|row| item(row, shelf)).collect()
+    connection.rows(&sql, &params).await?.iter().map(|row| read_item(row, namespace)).collect()
 }
 
-pub(super) async fn remove(link: &PgConnection, shelf: &Namespace, key: &str) -> Result<bool> {
-    let Some(at) = ItemParams::new(shelf, &[key]) else { return Ok(false) };
-    let mut params: Vec<Param<'_>> = at.params().into();
+pub(super) async fn remove(connection: &PgConnection, namespace: &Namespace, key: &str) -> Result<bool> {
+    let Some(item_params) = ItemParams::new(namespace, &[key]) else { return Ok(false) };
+    let mut params: Vec<Param<'_>> = item_params.params().into();
     params.push((&key, Type::TEXT));
     let sql = "DELETE FROM tenure_item WHERE tenant = $1 AND owner = $2 AND shelf = $3 AND key = $4 RETURNING 1";
-    Ok(!link.rows(sql, &params).await?.is_empty())
+    Ok(!connection.rows(sql, &params).await?.is_empty())
 }
 
 /// Ranks the items that contain any word of the text, with `ts_rank`.
-pub(super) async fn search(link: &PgConnection, shelf: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
+pub(super) async fn search(
+    connection: &PgConnection,
+    namespace: &Namespace,
+    text: &str,
+    limit: usize,
+) -> Result<Vec<Hit>> {
     // Words consist of letters and digits, so they contain no query syntax.
-    let query: Vec<String> = split(text).into_iter().take(MAX_QUERY_WORDS).map(|w| format!("'{w}'")).collect();
-    let Some(at) = ItemParams::new(shelf, &[]).filter(|_| !query.is_empty()) else { return Ok(Vec::new()) };
-    let (query, limit) = (query.join(" | "), row_limit(limit));
-    let mut params: Vec<Param<'_>> = at.params().into();
+    let query: Vec<String> = split_words(text).into_iter().take(MAX_QUERY_WORDS).map(|w| format!("'{w}'")).collect();
+    let Some(item_params) = ItemParams::new(namespace, &[]).filter(|_| !query.is_empty()) else {
+        return Ok(Vec::new());
+    };
+    let query = query.join(" | ");
+    let limit = row_limit(limit);
+    let mut params: Vec<Param<'_>> = item_params.params().into();
     params.extend::<[Param<'_>; 3]>([(&query, Type::TEXT), (&MAX_RANKED, Type::INT8), (&limit, Type::INT8)]);
     let sql = format!(
-        "SELECT {ITEM}, ts_rank(words, $4::tsquery)::float8 AS score FROM (
+        "SELECT {SELECTED_COLUMNS}, ts_rank(words, $4::tsquery)::float8 AS score FROM (
             SELECT * FROM tenure_item
             WHERE tenant = $1 AND owner = $2 AND shelf = $3 AND words @@ $4::tsquery LIMIT $5
         ) found ORDER BY score DESC, length(words), key LIMIT $6"
     );
-    let rows = link.rows_planned(&sql, &params).await?;
-    let hit = |row: &Row| Ok(Hit { item: item(row, shelf)?, score: column(row, 7, || place(shelf))? });
+    let rows = connection.rows_planned(&sql, &params).await?;
+    let hit = |row: &Row| {
+        Ok(Hit { item: read_item(row, namespace)?, score: column(row, 7, || describe_namespace(namespace))? })
+    };
     rows.iter().map(hit).collect()
 }
 
 /// Removes expired items, at most `limit`.
-pub(super) async fn expire(link: &PgConnection, now: Timestamp, limit: usize) -> Result<usize> {
+pub(super) async fn expire(connection: &PgConnection, now: Timestamp, limit: usize) -> Result<usize> {
     // One statement for each tenant, so that every statement that locks or changes rows concerns a
     // single tenant (Citus, D-040).
     let sql = "SELECT tenant, count(*) FROM (
             SELECT tenant FROM tenure_item WHERE expires_at <= $1 ORDER BY expires_at LIMIT $2
         ) due GROUP BY tenant ORDER BY tenant";
     let now = micros(now);
-    let due = link.rows(sql, &[(&now, Type::INT8), (&row_limit(limit), Type::INT8)]).await?;
+    let expired_by_tenant = connection.rows(sql, &[(&now, Type::INT8), (&row_limit(limit), Type::INT8)]).await?;
     // SKIP LOCKED: nodes that sweep concurrently share the work instead of waiting for each other.
     let sql = "WITH over AS MATERIALIZED (
             SELECT owner, shelf, key FROM tenure_item WHERE tenant = $1 AND expires_at <= $2
@@ -222,33 +245,35 @@ pub(super) async fn expire(link: &PgConnection, now: Timestamp, limit: usize) ->
         RETURNING 1";
     let table = || "postgres, table tenure_item".to_owned();
     let mut expired = 0;
-    for row in &due {
-        let (tenant, count): (&str, i64) = (column(row, 0, table)?, column(row, 1, table)?);
+    for row in &expired_by_tenant {
+        let tenant: &str = column(row, 0, table)?;
+        let count: i64 = column(row, 1, table)?;
         let params: [Param<'_>; 3] = [(&tenant, Type::TEXT), (&now, Type::INT8), (&count, Type::INT8)];
-        expired += link.rows(sql, &params).await?.len();
+        expired += connection.rows(sql, &params).await?.len();
     }
     Ok(expired)
 }
 
 /// Removes all items of an owner, and vacuums the tables (D-035).
-pub(super) async fn clear(link: &PgConnection, tenant: &Tenant, owner: &Owner) -> Result<()> {
+pub(super) async fn clear(connection: &PgConnection, tenant: &Tenant, owner: &Owner) -> Result<()> {
     let owner = owner.to_string();
     if !owner.contains('\0') {
         let sql = "DELETE FROM tenure_item WHERE tenant = $1 AND owner = $2";
-        link.rows(sql, &[(&tenant.as_str(), Type::TEXT), (&owner, Type::TEXT)]).await?;
+        connection.rows(sql, &[(&tenant.as_str(), Type::TEXT), (&owner, Type::TEXT)]).await?;
     }
-    let vacuum = link.sql("VACUUM tenure_item, tenure_record, tenure_head, tenure_label, tenure_blob, tenure_blob_use");
-    let mut tries = link.tries();
+    let vacuum =
+        connection.sql("VACUUM tenure_item, tenure_record, tenure_head, tenure_label, tenure_blob, tenure_blob_use");
+    let mut retries = connection.tries();
     loop {
-        let step = async {
-            let lease = link.lease().await?;
-            lease.batch_execute(&vacuum).await?;
-            lease.keep();
+        let vacuum_once = async {
+            let pooled = connection.lease().await?;
+            pooled.batch_execute(&vacuum).await?;
+            pooled.keep();
             Ok(())
         };
-        match link.within(MAINTENANCE_TIMEOUT, step).await {
+        match connection.within(MAINTENANCE_TIMEOUT, vacuum_once).await {
             Ok(()) => return Ok(()),
-            Err(fail) => tries.wait(fail).await?,
+            Err(failure) => retries.wait(failure).await?,
         }
     }
 }
@@ -263,10 +288,11 @@ struct ItemParams<'a> {
 impl<'a> ItemParams<'a> {
     /// Returns `None` if nothing can be stored there, because a name or one of the keys contains a
     /// NUL character.
-    fn new(shelf: &'a Namespace, keys: &[&str]) -> Option<Self> {
-        let at = Self { tenant: shelf.tenant.as_str(), owner: shelf.owner.to_string(), name: &shelf.name };
-        let nul = keys.iter().chain([&at.owner.as_str(), &at.name]).any(|s| s.contains('\0'));
-        (!nul).then_some(at)
+    fn new(namespace: &'a Namespace, keys: &[&str]) -> Option<Self> {
+        let item_params =
+            Self { tenant: namespace.tenant.as_str(), owner: namespace.owner.to_string(), name: &namespace.name };
+        let has_nul = keys.iter().chain([&item_params.owner.as_str(), &item_params.name]).any(|s| s.contains('\0'));
+        (!has_nul).then_some(item_params)
     }
 
     fn params(&self) -> [Param<'_>; 3] {
@@ -274,21 +300,21 @@ impl<'a> ItemParams<'a> {
     }
 }
 
-fn item(row: &Row, shelf: &Namespace) -> Result<Item> {
-    let place = || place(shelf);
+fn read_item(row: &Row, namespace: &Namespace) -> Result<Item> {
+    let location = || describe_namespace(namespace);
     Ok(Item {
-        key: column(row, 0, place)?,
-        value: column(row, 1, place)?,
-        text: column(row, 2, place)?,
-        created_at: instant(column(row, 3, place)?, place)?,
-        used_at: instant(column(row, 4, place)?, place)?,
-        uses: column::<i64>(row, 5, place)?.unsigned_abs(),
-        expires_at: column::<Option<i64>>(row, 6, place)?.map(|at| instant(at, place)).transpose()?,
+        key: column(row, 0, location)?,
+        value: column(row, 1, location)?,
+        text: column(row, 2, location)?,
+        created_at: instant(column(row, 3, location)?, location)?,
+        used_at: instant(column(row, 4, location)?, location)?,
+        uses: column::<i64>(row, 5, location)?.unsigned_abs(),
+        expires_at: column::<Option<i64>>(row, 6, location)?.map(|micros| instant(micros, location)).transpose()?,
     })
 }
 
-fn place(shelf: &Namespace) -> String {
-    format!("postgres, tenant {}, shelf {} of {}", shelf.tenant, shelf.name, shelf.owner)
+fn describe_namespace(namespace: &Namespace) -> String {
+    format!("postgres, tenant {}, namespace {} of {}", namespace.tenant, namespace.name, namespace.owner)
 }
 
 #[cfg(test)]
@@ -305,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_stored_is_refused() {
+    fn an_invalid_key_is_rejected() {
         assert_eq!(key_fits("user/a", "cache", "a\0b").unwrap_err().code(), "invalid");
         assert_eq!(key_fits("user/a", "cache", &"k".repeat(MAX_ITEM_KEY_BYTES)).unwrap_err().code(), "too_large");
         key_fits("user/a", "cache", &"k".repeat(MAX_ITEM_KEY_BYTES - 11)).unwrap();

@@ -23,14 +23,14 @@ use tokio_postgres::{AsyncMessage, Client, Connection};
 /// The notification channel. All stores of a database share it; the payload contains the schema.
 const CHANNEL: &str = "tenure";
 /// Minimum time between two notifications; changes in between are batched.
-const PAUSE: Duration = Duration::from_millis(10);
+const NOTIFY_INTERVAL: Duration = Duration::from_millis(10);
 /// Delay before reconnecting after the connection was lost.
-const RECONNECT: Duration = Duration::from_secs(1);
+const RECONNECT_DELAY: Duration = Duration::from_secs(1);
 /// Maximum time for the server to confirm LISTEN.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Capacity of the channel to subscribers. A subscriber that falls further behind misses
 /// notifications.
-const QUEUE: usize = 4096;
+const QUEUE_CAPACITY: usize = 4096;
 
 /// The notifier: sends change notifications, and distributes received ones to subscribers.
 pub(super) struct Notifier {
@@ -38,10 +38,10 @@ pub(super) struct Notifier {
     schema: Option<String>,
     prepare: Prepare,
     /// The id of this sender, by which it ignores its own notifications.
-    name: String,
-    heard: broadcast::Sender<Option<SessionKey>>,
+    sender_id: String,
+    received: broadcast::Sender<Option<SessionKey>>,
     listener: Mutex<Option<AbortHandle>>,
-    untold: Arc<Mutex<PendingNotices>>,
+    pending: Arc<Mutex<PendingNotices>>,
 }
 
 /// Changes that have not been announced yet.
@@ -49,24 +49,28 @@ pub(super) struct Notifier {
 struct PendingNotices {
     keys: HashSet<SessionKey>,
     /// Whether a task is sending notifications.
-    telling: bool,
+    is_sending: bool,
 }
 
 impl Notifier {
     pub fn new(settings: &Settings, hosts: Arc<Hosts>) -> Self {
-        let (schema, prepare) = (settings.schema.clone(), settings.prepare);
-        let (name, heard) = (uuid::Uuid::now_v7().simple().to_string(), broadcast::channel(QUEUE).0);
-        Self { hosts, schema, prepare, name, heard, listener: Mutex::default(), untold: Arc::default() }
+        let schema = settings.schema.clone();
+        let prepare = settings.prepare;
+        let sender_id = uuid::Uuid::now_v7().simple().to_string();
+        let received = broadcast::channel(QUEUE_CAPACITY).0;
+        Self { hosts, schema, prepare, sender_id, received, listener: Mutex::default(), pending: Arc::default() }
     }
 
     /// Queues a notification. At most one task sends at a time; it ends when the queue is empty.
-    #[expect(clippy::disallowed_methods, reason = "a hint that is lost when the server stops is no loss")]
-    pub fn tell(&self, link: &Arc<PgConnection>, key: &SessionKey) {
-        let mut untold = lock(&self.untold);
-        untold.keys.insert(key.clone());
-        if !std::mem::replace(&mut untold.telling, true) {
-            let (link, untold, from) = (link.clone(), self.untold.clone(), self.from());
-            tokio::spawn(async move { tell_all(&link, &untold, &from).await });
+    #[expect(clippy::disallowed_methods, reason = "notifications are best effort and may be lost on shutdown")]
+    pub fn tell(&self, connection: &Arc<PgConnection>, key: &SessionKey) {
+        let mut pending = lock(&self.pending);
+        pending.keys.insert(key.clone());
+        if !std::mem::replace(&mut pending.is_sending, true) {
+            let connection = connection.clone();
+            let pending = self.pending.clone();
+            let source = self.source();
+            tokio::spawn(async move { send_pending(&connection, &pending, &source).await });
         }
     }
 
@@ -79,14 +83,16 @@ impl Notifier {
         }
         let mut listener = lock(&self.listener);
         if listener.is_none() {
-            let (hosts, heard, from) = (self.hosts.clone(), self.heard.clone(), self.from());
-            *listener = Some(tokio::spawn(async move { listen(&hosts, &heard, &from).await }).abort_handle());
+            let hosts = self.hosts.clone();
+            let received = self.received.clone();
+            let source = self.source();
+            *listener = Some(tokio::spawn(async move { listen(&hosts, &received, &source).await }).abort_handle());
         }
-        Some(self.heard.subscribe())
+        Some(self.received.subscribe())
     }
 
-    fn from(&self) -> [String; 2] {
-        [self.schema.clone().unwrap_or_default(), self.name.clone()]
+    fn source(&self) -> [String; 2] {
+        [self.schema.clone().unwrap_or_default(), self.sender_id.clone()]
     }
 }
 
@@ -103,79 +109,80 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Sends queued notifications until there are none. A failure is only logged.
-async fn tell_all(link: &PgConnection, untold: &Mutex<PendingNotices>, [schema, name]: &[String; 2]) {
+async fn send_pending(connection: &PgConnection, pending: &Mutex<PendingNotices>, [schema, sender_id]: &[String; 2]) {
     // Notifications need not be durable.
     let sql = "SELECT pg_notify($1, told), set_config('synchronous_commit', 'off', true) FROM unnest($2) AS told";
     loop {
         let keys = {
-            let mut untold = lock(untold);
-            if untold.keys.is_empty() {
-                untold.telling = false;
+            let mut pending = lock(pending);
+            if pending.keys.is_empty() {
+                pending.is_sending = false;
                 return;
             }
-            std::mem::take(&mut untold.keys)
+            std::mem::take(&mut pending.keys)
         };
-        let told = keys.iter().map(|key| serde_json::json!([schema, name, key.tenant, key.session]).to_string());
-        let told: Vec<String> = told.collect();
-        if let Err(e) = link.once(sql, &[(&CHANNEL, Type::TEXT), (&told, Type::TEXT_ARRAY)]).await {
-            tracing::debug!(error = ?e, "other nodes were not told of a change; they look after a while");
+        let payloads =
+            keys.iter().map(|key| serde_json::json!([schema, sender_id, key.tenant, key.session]).to_string());
+        let payloads: Vec<String> = payloads.collect();
+        if let Err(e) = connection.once(sql, &[(&CHANNEL, Type::TEXT), (&payloads, Type::TEXT_ARRAY)]).await {
+            tracing::debug!(error = ?e, "could not notify other nodes of a change; they poll");
         }
-        sleep(PAUSE).await;
+        sleep(NOTIFY_INTERVAL).await;
     }
 }
 
 /// Listens until the store is dropped. After a failover the old connection is closed, because it
 /// may stay silent forever.
-async fn listen(hosts: &Hosts, heard: &broadcast::Sender<Option<SessionKey>>, from: &[String; 2]) {
+async fn listen(hosts: &Hosts, received: &broadcast::Sender<Option<SessionKey>>, source: &[String; 2]) {
     loop {
-        let ended = match hosts.connect().await {
+        let outcome = match hosts.connect().await {
             Ok((client, connection)) => {
-                let since = hosts.generation();
+                let generation = hosts.generation();
                 tokio::select! {
-                    ended = take_in(&client, connection, heard, from) => ended,
-                    () = hosts.changed(since) => Err(FailureKind::Lost("another host has become the primary".to_owned())),
+                    outcome = listen_on(&client, connection, received, source) => outcome,
+                    () = hosts.changed(generation) => Err(FailureKind::Lost("another host has become the primary".to_owned())),
                 }
             }
-            Err(fail) => Err(fail),
+            Err(failure) => Err(failure),
         };
-        if let Err(e) = ended {
-            tracing::debug!(error = ?e, "not listening to other nodes; trying again");
+        if let Err(e) = outcome {
+            tracing::debug!(error = ?e, "not listening for notifications of other nodes; reconnecting");
         }
-        sleep(RECONNECT).await;
+        sleep(RECONNECT_DELAY).await;
     }
 }
 
 /// Listens on a connection until it ends.
-async fn take_in<S, T>(
+async fn listen_on<S, T>(
     client: &Client,
     mut connection: Connection<S, T>,
-    heard: &broadcast::Sender<Option<SessionKey>>,
-    from: &[String; 2],
+    received: &broadcast::Sender<Option<SessionKey>>,
+    source: &[String; 2],
 ) -> Result<(), FailureKind>
 where
     S: AsyncRead + AsyncWrite + Unpin,
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let sql = format!("LISTEN {CHANNEL}");
-    let asked = client.batch_execute(&sql);
-    let silent = sleep(LISTEN_TIMEOUT);
-    tokio::pin!(asked, silent);
-    let mut listening = false;
+    let listen_statement = client.batch_execute(&sql);
+    let listen_timeout = sleep(LISTEN_TIMEOUT);
+    tokio::pin!(listen_statement, listen_timeout);
+    let mut is_listening = false;
     loop {
         tokio::select! {
-            () = &mut silent, if !listening => return Err(FailureKind::Lost("no answer to LISTEN".to_owned())),
-            done = &mut asked, if !listening => {
-                done?;
-                listening = true;
+            () = &mut listen_timeout, if !is_listening => return Err(FailureKind::Lost("timeout: no response to LISTEN".to_owned())),
+            outcome = &mut listen_statement, if !is_listening => {
+                outcome?;
+                is_listening = true;
                 // Earlier notifications may have been missed: report a gap. A send without
                 // subscribers is not an error.
-                let _ = heard.send(None);
+                let _ = received.send(None);
             }
             message = poll_fn(|cx| connection.poll_message(cx)) => match message {
                 None => return Ok(()),
-                Some(Ok(AsyncMessage::Notification(note))) => {
-                    if let Some(key) = news(note.payload(), from) {
-                        let _ = heard.send(Some(key));
+                Some(Ok(AsyncMessage::Notification(notification))) => {
+                    if let Some(key) = parse_notification(notification.payload(), source) {
+                        let _ = received.send(Some(key));
                     }
                 }
                 Some(Ok(_)) => {}
@@ -186,8 +193,9 @@ where
 }
 
 /// Parses a notification of another sender for this schema. Any other payload is ignored.
-fn news(payload: &str, [schema, name]: &[String; 2]) -> Option<SessionKey> {
-    let [theirs, who, tenant, session]: [String; 4] = serde_json::from_str(payload).ok()?;
-    let told = theirs == *schema && who != *name;
-    told.then(|| Some(SessionKey { tenant: Tenant::new(tenant).ok()?, session: SessionId::new(session).ok()? }))?
+fn parse_notification(payload: &str, [schema, sender_id]: &[String; 2]) -> Option<SessionKey> {
+    let [payload_schema, payload_sender, tenant, session]: [String; 4] = serde_json::from_str(payload).ok()?;
+    let is_relevant = payload_schema == *schema && payload_sender != *sender_id;
+    is_relevant
+        .then(|| Some(SessionKey { tenant: Tenant::new(tenant).ok()?, session: SessionId::new(session).ok()? }))?
 }

@@ -13,39 +13,43 @@ use tokio_postgres::{Row, Transaction};
 
 /// Purges a session. With `expected`, only if it still has this creation time and its log still
 /// ends at this record.
-pub(super) async fn purge(link: &PgConnection, key: &SessionKey, expected: Option<(Timestamp, Seq)>) -> Result<()> {
-    let mut tries = link.tries();
+pub(super) async fn purge(
+    connection: &PgConnection,
+    key: &SessionKey,
+    expected: Option<(Timestamp, Seq)>,
+) -> Result<()> {
+    let mut retries = connection.tries();
     loop {
-        match link.within(MAINTENANCE_TIMEOUT, attempt(link, key, expected)).await {
+        match connection.within(MAINTENANCE_TIMEOUT, attempt(connection, key, expected)).await {
             Ok(true) => return Ok(()),
             Ok(false) => {
                 let expected = expected.map_or(0, |(_, seq)| seq);
                 return Err(Error::Conflict { session_id: key.session.clone(), expected });
             }
-            Err(fail) => tries.wait(fail).await?,
+            Err(failure) => retries.wait(failure).await?,
         }
     }
 }
 
 /// Runs one attempt. Returns `false` if the session was not as expected.
 async fn attempt(
-    link: &PgConnection,
+    connection: &PgConnection,
     key: &SessionKey,
     expected: Option<(Timestamp, Seq)>,
 ) -> Result<bool, FailureKind> {
-    let mut lease = link.lease().await?;
-    let tx = lease.transaction().await?;
-    let step = PurgeStep { tx: &tx, link, tenant: key.tenant.as_str(), session: key.session.as_str() };
-    let done = step.purge(&Owner::Session(key.session.clone()).to_string(), expected).await?;
+    let mut pooled = connection.lease().await?;
+    let tx = pooled.transaction().await?;
+    let step = PurgeStep { tx: &tx, connection, tenant: key.tenant.as_str(), session: key.session.as_str() };
+    let is_purged = step.purge(&Owner::Session(key.session.clone()).to_string(), expected).await?;
     tx.commit().await?;
-    lease.keep();
-    Ok(done)
+    pooled.keep();
+    Ok(is_purged)
 }
 
 /// A purge within a transaction.
 struct PurgeStep<'a> {
     tx: &'a Transaction<'a>,
-    link: &'a PgConnection,
+    connection: &'a PgConnection,
     tenant: &'a str,
     session: &'a str,
 }
@@ -55,15 +59,15 @@ struct Lineage {
     first: i64,
     parent: Option<String>,
     parent_seq: Option<i64>,
-    parent_mark: Option<String>,
+    parent_digest: Option<String>,
 }
 
 impl PurgeStep<'_> {
     /// Runs a statement with the tenant as `$1`, the session as `$2`, and further parameters.
-    async fn run(&self, sql: &str, more: &[Param<'_>]) -> Result<Vec<Row>, FailureKind> {
+    async fn run(&self, sql: &str, extra_params: &[Param<'_>]) -> Result<Vec<Row>, FailureKind> {
         let mut params: Vec<Param<'_>> = vec![(&self.tenant, Type::TEXT), (&self.session, Type::TEXT)];
-        params.extend(more.iter().cloned());
-        Ok(self.tx.query_typed(&self.link.sql(sql), &params).await?)
+        params.extend(extra_params.iter().cloned());
+        Ok(self.tx.query_typed(&self.connection.sql(sql), &params).await?)
     }
 
     async fn purge(&self, owner: &str, expected: Option<(Timestamp, Seq)>) -> Result<bool, FailureKind> {
@@ -75,20 +79,20 @@ impl PurgeStep<'_> {
         let sql = "SELECT first, parent, parent_seq, parent_mark, created_at, seq FROM tenure_head
             WHERE tenant = $1 AND session = $2 FOR UPDATE";
         let Some(row) = self.run(sql, &[]).await?.pop() else { return Ok(true) };
-        let now: (i64, i64) = (row.try_get(4)?, row.try_get(5)?);
-        if expected.is_some_and(|(created_at, seq)| now != (created_at.as_microsecond(), seq as i64)) {
+        let current: (i64, i64) = (row.try_get(4)?, row.try_get(5)?);
+        if expected.is_some_and(|(created_at, seq)| current != (created_at.as_microsecond(), seq as i64)) {
             return Ok(false);
         }
         let lineage = Lineage {
             first: row.try_get(0)?,
             parent: row.try_get(1)?,
             parent_seq: row.try_get(2)?,
-            parent_mark: row.try_get(3)?,
+            parent_digest: row.try_get(3)?,
         };
         let sql = "SELECT session, parent_seq FROM tenure_head WHERE tenant = $1 AND parent = $2
             ORDER BY parent_seq DESC, session LIMIT 1";
-        if let Some(heir) = self.run(sql, &[]).await?.pop() {
-            self.inherit(heir.try_get(0)?, heir.try_get(1)?, &lineage).await?;
+        if let Some(fork_row) = self.run(sql, &[]).await?.pop() {
+            self.transfer_to_fork(fork_row.try_get(0)?, fork_row.try_get(1)?, &lineage).await?;
         }
         self.run("DELETE FROM tenure_record WHERE tenant = $1 AND session = $2", &[]).await?;
         self.run("DELETE FROM tenure_item WHERE tenant = $1 AND owner = $3", &[(&owner, Type::TEXT)]).await?;
@@ -104,34 +108,39 @@ impl PurgeStep<'_> {
     }
 
     /// Lets the fork with the latest fork point inherit the records and take the session's place.
-    async fn inherit(&self, heir: &str, left_at: i64, lineage: &Lineage) -> Result<(), FailureKind> {
-        if left_at >= lineage.first {
-            let upto: [Param<'_>; 2] = [(&heir, Type::TEXT), (&left_at, Type::INT8)];
+    async fn transfer_to_fork(
+        &self,
+        inheriting_fork: &str,
+        fork_point: i64,
+        lineage: &Lineage,
+    ) -> Result<(), FailureKind> {
+        if fork_point >= lineage.first {
+            let inherited: [Param<'_>; 2] = [(&inheriting_fork, Type::TEXT), (&fork_point, Type::INT8)];
             let sql = "UPDATE tenure_record SET session = $3 WHERE tenant = $1 AND session = $2 AND seq <= $4";
-            self.run(sql, &upto).await?;
+            self.run(sql, &inherited).await?;
             let sql = "INSERT INTO tenure_blob_use (tenant, session, blob, first)
                 SELECT tenant, $3, blob, first FROM tenure_blob_use WHERE tenant = $1 AND session = $2 AND first <= $4
                 ON CONFLICT (tenant, session, blob)
                 DO UPDATE SET first = least(tenure_blob_use.first, excluded.first)";
-            self.run(sql, &upto).await?;
+            self.run(sql, &inherited).await?;
             let sql = "UPDATE tenure_head SET first = $4, parent = $5, parent_seq = $6, parent_mark = $7
                 WHERE tenant = $1 AND session = $3";
             let params: [Param<'_>; 5] = [
-                (&heir, Type::TEXT),
+                (&inheriting_fork, Type::TEXT),
                 (&lineage.first, Type::INT8),
                 (&lineage.parent, Type::TEXT),
                 (&lineage.parent_seq, Type::INT8),
-                (&lineage.parent_mark, Type::TEXT),
+                (&lineage.parent_digest, Type::TEXT),
             ];
             self.run(sql, &params).await?;
         } else {
             // Its fork point lies before the session's own first record: all records that it needs
             // are in the session's ancestors.
             let sql = "UPDATE tenure_head SET parent = $4 WHERE tenant = $1 AND session = $3";
-            self.run(sql, &[(&heir, Type::TEXT), (&lineage.parent, Type::TEXT)]).await?;
+            self.run(sql, &[(&inheriting_fork, Type::TEXT), (&lineage.parent, Type::TEXT)]).await?;
         }
         let sql = "UPDATE tenure_head SET parent = $3 WHERE tenant = $1 AND parent = $2 AND session <> $3";
-        self.run(sql, &[(&heir, Type::TEXT)]).await?;
+        self.run(sql, &[(&inheriting_fork, Type::TEXT)]).await?;
         Ok(())
     }
 }

@@ -16,7 +16,7 @@ const MAX_PAGE_RECORDS: usize = 4096;
 
 /// Reads one page. The server sums the lengths, so it never sends more than a page; the ends of the
 /// log come from the same snapshot, so that a gap can be distinguished from the end.
-pub(super) async fn records(link: &PgConnection, key: &SessionKey, range: &RecordRange) -> Result<Vec<Record>> {
+pub(super) async fn records(connection: &PgConnection, key: &SessionKey, range: &RecordRange) -> Result<Vec<Record>> {
     let order = match range.order {
         ReadDirection::Forward => "ASC",
         ReadDirection::Backward => "DESC",
@@ -40,30 +40,37 @@ pub(super) async fn records(link: &PgConnection, key: &SessionKey, range: &Recor
         (&row_limit(range.limit.min(MAX_PAGE_RECORDS)), Type::INT8),
         (&(MAX_PAGE_BYTES as i64), Type::INT8),
     ];
-    let rows = link.rows(&sql, &params).await?;
-    let Some(ends) = rows.first() else { return Ok(Vec::new()) };
-    let (first, last): (i64, i64) = (column(ends, 0, || place(key))?, column(ends, 1, || place(key))?);
-    let from = first.unsigned_abs().max(range.after.saturating_add(1));
-    let to = last.unsigned_abs().min(range.upto);
-    if from > to || range.limit == 0 {
+    let rows = connection.rows(&sql, &params).await?;
+    let Some(head_row) = rows.first() else { return Ok(Vec::new()) };
+    let first: i64 = column(head_row, 0, || place(key))?;
+    let last: i64 = column(head_row, 1, || place(key))?;
+    let first_seq = first.unsigned_abs().max(range.after.saturating_add(1));
+    let last_seq = last.unsigned_abs().min(range.upto);
+    if first_seq > last_seq || range.limit == 0 {
         return Ok(Vec::new());
     }
-    let at = |seq: Seq| format!("{}, record {seq}", place(key));
-    let mut want = match range.order {
-        ReadDirection::Forward => from,
-        ReadDirection::Backward => to,
+    let describe_record = |seq: Seq| format!("{}, record {seq}", place(key));
+    let mut expected_seq = match range.order {
+        ReadDirection::Forward => first_seq,
+        ReadDirection::Backward => last_seq,
     };
     let mut page = Vec::with_capacity(rows.len());
     for row in &rows {
-        let here = || at(want);
-        if column::<Option<i64>>(row, 2, here)?.map(i64::unsigned_abs) != Some(want) {
-            return Err(Error::corrupt(here(), "it is missing"));
+        let location = || describe_record(expected_seq);
+        if column::<Option<i64>>(row, 2, location)?.map(i64::unsigned_abs) != Some(expected_seq) {
+            return Err(Error::corrupt(location(), "the record is missing"));
         }
-        let sum = column::<i32>(row, 4, here)?.cast_unsigned();
-        page.push(Record::read(want, column(row, 3, here)?, sum, column(row, 5, here)?, here)?);
-        want = match range.order {
-            ReadDirection::Forward => want + 1,
-            ReadDirection::Backward => want - 1,
+        let checksum = column::<i32>(row, 4, location)?.cast_unsigned();
+        page.push(Record::read(
+            expected_seq,
+            column(row, 3, location)?,
+            checksum,
+            column(row, 5, location)?,
+            location,
+        )?);
+        expected_seq = match range.order {
+            ReadDirection::Forward => expected_seq + 1,
+            ReadDirection::Backward => expected_seq - 1,
         };
     }
     Ok(page)

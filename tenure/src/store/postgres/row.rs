@@ -6,9 +6,10 @@ use jiff::Timestamp;
 use tokio_postgres::Row;
 use tokio_postgres::types::FromSql;
 
-/// Reads a column of a row. A value of another type is reported as [`Error::Corrupt`] at `place`.
-pub(super) fn column<'a, T: FromSql<'a>>(row: &'a Row, index: usize, place: impl FnOnce() -> String) -> Result<T> {
-    row.try_get(index).map_err(|e| Error::corrupt(place(), e))
+/// Reads a column of a row. A value of another type is reported as [`Error::Corrupt`] at
+/// `location`.
+pub(super) fn column<'a, T: FromSql<'a>>(row: &'a Row, index: usize, location: impl FnOnce() -> String) -> Result<T> {
+    row.try_get(index).map_err(|e| Error::corrupt(location(), e))
 }
 
 /// Describes the location of a session, for errors.
@@ -17,13 +18,13 @@ pub(super) fn place(key: &SessionKey) -> String {
 }
 
 /// A time as it is stored, in microseconds.
-pub(super) fn micros(at: Timestamp) -> i64 {
-    at.as_microsecond()
+pub(super) fn micros(timestamp: Timestamp) -> i64 {
+    timestamp.as_microsecond()
 }
 
-/// Converts a stored time; out of range is [`Error::Corrupt`] at `place`.
-pub(super) fn instant(at: i64, place: impl FnOnce() -> String) -> Result<Timestamp> {
-    Timestamp::from_microsecond(at).map_err(|_| Error::corrupt(place(), "a time is out of range"))
+/// Converts a stored time; out of range is [`Error::Corrupt`] at `location`.
+pub(super) fn instant(micros: i64, location: impl FnOnce() -> String) -> Result<Timestamp> {
+    Timestamp::from_microsecond(micros).map_err(|_| Error::corrupt(location(), "a time is out of range"))
 }
 
 /// A count as it is stored. Logs and counters never reach the largest number that fits; `Seq::MAX`

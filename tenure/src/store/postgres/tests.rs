@@ -95,8 +95,8 @@ impl Writer {
 
     /// Creates a fork of a session at a point.
     async fn fork(store: &PostgresStore, from: &str, point: &Point, session: &str) -> Result<Self> {
-        let place = load(store, &key(from)).await.locate(point).expect("the place is there");
-        let parent = Parent { session: key(from).session, seq: place.seq, mark: place.mark };
+        let position = load(store, &key(from)).await.locate(point).expect("the position exists");
+        let parent = Parent { session: key(from).session, seq: position.seq, mark: position.mark };
         Self::begin(store, session, SessionCreated { parent: Some(parent), ..SessionCreated::default() }).await
     }
 
@@ -110,7 +110,8 @@ impl Writer {
 
     /// Creates the next commit, with these entries.
     fn step(&self, entries: impl IntoIterator<Item = Entry>) -> Commit {
-        let (mut head, base) = (self.head.clone(), self.head.end());
+        let mut head = self.head.clone();
+        let base = self.head.end();
         let skew = jiff::SignedDuration::from_micros(self.skew);
         let record = |(seq, entry)| Record { seq, at: at(seq as i64) + skew, entry };
         let records: Vec<Record> = (base.seq + 1..).zip(entries).map(record).collect();
@@ -118,9 +119,9 @@ impl Writer {
         Commit::new(Some(base), records, head)
     }
 
-    async fn commit(&mut self, store: &PostgresStore, step: Commit) -> Result<()> {
-        store.commit(&step).await?;
-        self.head = step.head;
+    async fn commit(&mut self, store: &PostgresStore, commit: Commit) -> Result<()> {
+        store.commit(&commit).await?;
+        self.head = commit.head;
         Ok(())
     }
 
@@ -131,27 +132,33 @@ impl Writer {
 
 /// Reads a session's own records, page by page.
 async fn own(store: &PostgresStore, key: &SessionKey) -> Vec<Record> {
-    let mut all: Vec<Record> = Vec::new();
+    let mut records: Vec<Record> = Vec::new();
     loop {
-        let page = store.records(key, &RecordRange::after(all.last().map_or(0, |r| r.seq))).await.unwrap();
+        let page = store.records(key, &RecordRange::after(records.last().map_or(0, |r| r.seq))).await.unwrap();
         if page.is_empty() {
-            return all;
+            return records;
         }
-        all.extend(page);
+        records.extend(page);
     }
 }
 
 /// Reads a session's whole log, including the records of its ancestors.
 async fn log(store: &PostgresStore, key: &SessionKey) -> Vec<Record> {
-    let (mut line, mut key, mut upto) = (Vec::new(), key.clone(), u64::MAX);
+    let mut parts = Vec::new();
+    let mut key = key.clone();
+    let mut last_seq = u64::MAX;
     loop {
         let head = store.head(&key).await.unwrap().expect("the session exists");
-        let mut part = own(store, &key).await;
-        assert_eq!(part.first().map(|r| r.seq), Some(head.first), "the card knows where the log begins");
-        part.retain(|r| r.seq <= upto);
-        line.insert(0, part);
-        let Some(parent) = head.parent else { return line.concat() };
-        upto = upto.min(parent.seq);
+        let mut records = own(store, &key).await;
+        assert_eq!(
+            records.first().map(|r| r.seq),
+            Some(head.first),
+            "the head has the first sequence number of the log"
+        );
+        records.retain(|r| r.seq <= last_seq);
+        parts.insert(0, records);
+        let Some(parent) = head.parent else { return parts.concat() };
+        last_seq = last_seq.min(parent.seq);
         key.session = parent.session;
     }
 }

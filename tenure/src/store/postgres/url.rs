@@ -54,62 +54,67 @@ pub(super) enum Prepare {
 impl Settings {
     /// Parses a URL. The store's own options are removed from it; the rest is passed to the driver.
     pub fn parse(url: &str) -> Result<Self> {
-        let (mut pool, mut schema, mut prepare, mut retry) = (DEFAULT_POOL, None, Prepare::Once, DEFAULT_RETRY);
-        let mut attributes = false;
+        let mut pool = DEFAULT_POOL;
+        let mut schema = None;
+        let mut prepare = Prepare::Once;
+        let mut retry = DEFAULT_RETRY;
+        let mut has_session_attributes = false;
         // Like the driver, take everything before the first `@` as user and password.
         let query = url.find('@').unwrap_or(0);
-        let query = url[query..].find('?').map(|at| query + at);
-        let (base, query) = query.map_or((url, ""), |at| (&url[..at], &url[at + 1..]));
-        let mut rest = Vec::new();
+        let query = url[query..].find('?').map(|index| query + index);
+        let (base, query) = query.map_or((url, ""), |index| (&url[..index], &url[index + 1..]));
+        let mut driver_options = Vec::new();
         for pair in query.split('&').filter(|p| !p.is_empty()) {
             match pair.split_once('=').unwrap_or((pair, "")) {
                 ("prepare", "on") => prepare = Prepare::Once,
                 ("prepare", "off") => prepare = Prepare::Never,
-                ("prepare", _) => return Err(wrong("prepare must be on or off")),
+                ("prepare", _) => return Err(invalid_url("prepare must be on or off")),
                 ("pool", n) => match n.parse() {
                     Ok(n) if (1..=MAX_POOL).contains(&n) => pool = n,
-                    _ => return Err(wrong(format!("pool must be a number from 1 to {MAX_POOL}"))),
+                    _ => return Err(invalid_url(format!("pool must be a number from 1 to {MAX_POOL}"))),
                 },
                 ("retry", time) => match duration(time) {
                     Some(time) if time <= MAX_RETRY => retry = time,
-                    _ => return Err(wrong("retry must be a time such as 500ms, 30s or 2m, at most one hour")),
+                    _ => return Err(invalid_url("retry must be a time such as 500ms, 30s or 2m, at most one hour")),
                 },
                 ("target_session_attrs", "read-only") => {
-                    return Err(wrong("target_session_attrs can not be read-only: the store writes"));
+                    return Err(invalid_url("target_session_attrs cannot be read-only: the store needs to write"));
                 }
                 ("target_session_attrs", _) => {
-                    attributes = true;
-                    rest.push(pair);
+                    has_session_attributes = true;
+                    driver_options.push(pair);
                 }
                 ("schema", name) if is_identifier(name) => schema = Some(name.to_owned()),
                 ("schema", _) => {
-                    return Err(wrong("schema must be a name of a-z, 0-9 and _, not starting with a digit"));
+                    return Err(invalid_url("schema must be a name of a-z, 0-9 and _, not starting with a digit"));
                 }
                 // Every certificate is verified, so these modes require no more than `require`
                 // does.
-                ("sslmode", "verify-ca" | "verify-full") => rest.push("sslmode=require"),
-                _ => rest.push(pair),
+                ("sslmode", "verify-ca" | "verify-full") => driver_options.push("sslmode=require"),
+                _ => driver_options.push(pair),
             }
         }
-        let url = if rest.is_empty() { base.to_owned() } else { format!("{base}?{}", rest.join("&")) };
+        let url =
+            if driver_options.is_empty() { base.to_owned() } else { format!("{base}?{}", driver_options.join("&")) };
         // The driver's error names the option, never its value.
         let mut driver: Config =
             url.parse().map_err(|e: tokio_postgres::Error| match std::error::Error::source(&e) {
-                Some(why) => wrong(why.to_string()),
-                None => wrong("use postgres://USER:PASSWORD@HOST:PORT/DATABASE"),
+                Some(reason) => invalid_url(reason.to_string()),
+                None => invalid_url("use postgres://USER:PASSWORD@HOST:PORT/DATABASE"),
             })?;
         if driver.get_application_name().is_none() {
             driver.application_name("tenure");
         }
-        if !attributes {
+        if !has_session_attributes {
             driver.target_session_attrs(TargetSessionAttrs::ReadWrite);
         }
-        let (names, addresses) = (driver.get_hosts().len(), driver.get_hostaddrs().len());
+        let names = driver.get_hosts().len();
+        let addresses = driver.get_hostaddrs().len();
         if names > 0 && addresses > 0 && names != addresses {
-            return Err(wrong("there must be as many hostaddr as hosts"));
+            return Err(invalid_url("the number of hostaddr values must equal the number of hosts"));
         }
         if driver.get_ports().len() > 1 && driver.get_ports().len() != names.max(addresses) {
-            return Err(wrong("there must be one port, or one for each host"));
+            return Err(invalid_url("there must be one port, or one for each host"));
         }
         if driver.get_tcp_user_timeout().is_none() {
             driver.tcp_user_timeout(DEAD_PEER_TIMEOUT);
@@ -119,52 +124,56 @@ impl Settings {
 
     /// Returns the timeout for connecting to one host.
     pub fn host_limit(&self) -> Duration {
-        let several = self.driver.get_hosts().len().max(self.driver.get_hostaddrs().len()) > 1;
-        let default = if several { CONNECT_TIMEOUT_EACH } else { CONNECT_TIMEOUT };
+        let has_several_hosts = self.driver.get_hosts().len().max(self.driver.get_hostaddrs().len()) > 1;
+        let default = if has_several_hosts { CONNECT_TIMEOUT_EACH } else { CONNECT_TIMEOUT };
         self.driver.get_connect_timeout().copied().unwrap_or(default)
     }
 
     /// Returns one configuration for each host. The driver cannot remove hosts from a
     /// configuration, so each is built from scratch.
     pub fn hosts(&self) -> Vec<Config> {
-        let all = &self.driver;
-        let (names, addresses, ports) = (all.get_hosts(), all.get_hostaddrs(), all.get_ports());
+        let driver = &self.driver;
+        let names = driver.get_hosts();
+        let addresses = driver.get_hostaddrs();
+        let ports = driver.get_ports();
         let host = |i: usize| {
-            let mut one = Config::new();
+            let mut config = Config::new();
             match names.get(i) {
-                Some(Host::Tcp(name)) => _ = one.host(name),
+                Some(Host::Tcp(name)) => _ = config.host(name),
                 #[cfg(unix)]
-                Some(Host::Unix(path)) => _ = one.host_path(path),
+                Some(Host::Unix(path)) => _ = config.host_path(path),
                 None => {}
             }
             if let Some(ip) = addresses.get(i) {
-                one.hostaddr(*ip);
+                config.hostaddr(*ip);
             }
-            one.port(ports.get(i).or(ports.first()).copied().unwrap_or(DEFAULT_PORT));
-            if let Some(user) = all.get_user() {
-                one.user(user);
+            config.port(ports.get(i).or(ports.first()).copied().unwrap_or(DEFAULT_PORT));
+            if let Some(user) = driver.get_user() {
+                config.user(user);
             }
-            if let Some(password) = all.get_password() {
-                one.password(password);
+            if let Some(password) = driver.get_password() {
+                config.password(password);
             }
-            if let Some(name) = all.get_dbname() {
-                one.dbname(name);
+            if let Some(name) = driver.get_dbname() {
+                config.dbname(name);
             }
-            if let Some(options) = all.get_options() {
-                one.options(options);
+            if let Some(options) = driver.get_options() {
+                config.options(options);
             }
-            if let Some(name) = all.get_application_name() {
-                one.application_name(name);
+            if let Some(name) = driver.get_application_name() {
+                config.application_name(name);
             }
-            if let Some(time) = all.get_tcp_user_timeout() {
-                one.tcp_user_timeout(*time);
+            if let Some(time) = driver.get_tcp_user_timeout() {
+                config.tcp_user_timeout(*time);
             }
-            one.ssl_mode(all.get_ssl_mode()).ssl_negotiation(all.get_ssl_negotiation());
-            one.channel_binding(all.get_channel_binding()).target_session_attrs(all.get_target_session_attrs());
-            one.connect_timeout(self.host_limit());
-            one.keepalives(true).keepalives_idle(KEEPALIVE_IDLE);
-            one.keepalives_interval(KEEPALIVE_INTERVAL).keepalives_retries(KEEPALIVE_RETRIES);
-            one
+            config.ssl_mode(driver.get_ssl_mode()).ssl_negotiation(driver.get_ssl_negotiation());
+            config
+                .channel_binding(driver.get_channel_binding())
+                .target_session_attrs(driver.get_target_session_attrs());
+            config.connect_timeout(self.host_limit());
+            config.keepalives(true).keepalives_idle(KEEPALIVE_IDLE);
+            config.keepalives_interval(KEEPALIVE_INTERVAL).keepalives_retries(KEEPALIVE_RETRIES);
+            config
         };
         (0..names.len().max(addresses.len())).map(host).collect()
     }
@@ -178,14 +187,14 @@ impl Settings {
     }
 }
 
-fn wrong(why: impl Into<String>) -> Error {
-    Error::invalid("store", format!("the store's URL is not right: {}", why.into()))
+fn invalid_url(reason: impl Into<String>) -> Error {
+    Error::invalid("store", format!("invalid store URL: {}", reason.into()))
 }
 
 fn is_identifier(name: &str) -> bool {
-    let starts = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_');
-    let rest = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
-    starts && rest && name.len() <= MAX_IDENTIFIER
+    let has_valid_start = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_');
+    let has_valid_characters = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
+    has_valid_start && has_valid_characters && name.len() <= MAX_IDENTIFIER
 }
 
 /// Parses a whole number of milliseconds, seconds or minutes.
@@ -232,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_options_are_taken_out_of_the_url() {
+    fn the_stores_options_are_removed_from_the_url() {
         let url = "postgres://me:pw%3F@db.example:6432/app?pool=4&sslmode=require&prepare=off&schema=tenure_1";
         let s = Settings::parse(url).unwrap();
         assert_eq!((s.pool, s.schema.as_deref(), s.prepare), (4, Some("tenure_1"), Prepare::Never));
@@ -274,13 +283,13 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_url_is_refused_and_its_password_kept() {
+    fn an_invalid_url_is_rejected_without_showing_its_password() {
         let urls =
             ["pool=0", "pool=x", "pool=9999", "prepare=maybe", "schema=1a", "schema=a%22b", "schema=", "sslmode=no"];
         let times = ["retry=", "retry=5", "retry=s", "retry=61m", "retry=-1s", "target_session_attrs=read-only"];
         for query in urls.into_iter().chain(times).chain(["nonsense=secret"]) {
             let Err(e) = Settings::parse(&format!("postgres://me:secret@h/d?{query}")) else {
-                panic!("{query} was taken")
+                panic!("{query} was accepted")
             };
             assert_eq!(e.code(), "invalid", "{query}");
             assert!(!e.to_string().contains("secret"), "{e}");

@@ -29,17 +29,17 @@ pub(super) fn record_key(id: i64, seq: Seq) -> i64 {
 }
 
 /// Removes the match keys of a session from the index.
-pub(super) fn remove_matches(conn: &Connection, tenant: &str, id: i64, matches: &str) -> StoreResult<()> {
+pub(super) fn remove_matches(conn: &Connection, tenant: &str, id: i64, match_keys_hex: &str) -> StoreResult<()> {
     let mut delete =
         conn.prepare_cached("DELETE FROM head_match WHERE tenant = ?1 AND key = unhex(?2) AND head_id = ?3")?;
-    for key in matches.as_bytes().chunks(32) {
+    for key in match_keys_hex.as_bytes().chunks(32) {
         delete.execute(params![tenant, str::from_utf8(key).unwrap_or_default(), id])?;
     }
     Ok(())
 }
 
 /// A log hash as SQLite stores it: a signed integer.
-fn signed(hash: Option<LogHash>) -> Option<i64> {
+fn to_signed(hash: Option<LogHash>) -> Option<i64> {
     hash.map(|hash| hash.0.cast_signed())
 }
 
@@ -56,17 +56,17 @@ pub(super) struct CommitRows {
     active_at: i64,
     due_at: Option<i64>,
     seq: Seq,
-    log: Option<LogHash>,
-    hash: VisibleHash,
+    log_hash: Option<LogHash>,
+    visible_hash: VisibleHash,
     match_keys: Vec<VisibleHash>,
-    matches: String,
+    match_keys_hex: String,
     parent: Option<(SessionId, Seq)>,
     lease_until: Option<i64>,
     title: String,
     labels: String,
-    card: String,
-    first: Seq,
-    rows: Vec<RecordRow>,
+    head_json: String,
+    first_seq: Seq,
+    records: Vec<RecordRow>,
     items: Vec<(String, Item)>,
     blobs: Vec<Blob>,
 }
@@ -75,21 +75,21 @@ pub(super) struct CommitRows {
 struct RecordRow {
     seq: Seq,
     at: i64,
-    sum: u32,
+    checksum: u32,
     entry: String,
 }
 
 impl RecordRow {
     fn new(record: &Record) -> Self {
         let entry = record.entry.encode();
-        let sum = Record::checksum(record.seq, record.at, &entry);
-        Self { seq: record.seq, at: record.at.as_microsecond(), sum, entry }
+        let checksum = Record::checksum(record.seq, record.at, &entry);
+        Self { seq: record.seq, at: record.at.as_microsecond(), checksum, entry }
     }
 }
 
 /// Reads the columns that a commit is compared with (optimistic concurrency), and those that the
 /// common update leaves unchanged.
-const STORED: &str = "
+const SELECT_STORED: &str = "
     SELECT id, seq, created_at, parent, user, assistant, thread, status, due_at, lease_until, title, labels, matches,
         log
     FROM head WHERE tenant = ?1 AND session = ?2";
@@ -97,22 +97,24 @@ const STORED: &str = "
 /// The common update: only messages and activity are new. Other columns are not named, because
 /// SQLite writes an index if one of its columns is named after SET, whether its value has changed
 /// or not.
-const ADVANCE: &str = "UPDATE head SET active_at = ?2, seq = ?3, hash = ?4, card = ?5, matches = ?6, log = ?7
+const UPDATE_LOG_COLUMNS: &str =
+    "UPDATE head SET active_at = ?2, seq = ?3, hash = ?4, card = ?5, matches = ?6, log = ?7
     WHERE id = ?1";
 
 /// The update at the begin or end of a run, when the lease changes as well.
-const LEASE: &str = "UPDATE head SET active_at = ?2, seq = ?3, hash = ?4, card = ?5, matches = ?6, log = ?7,
+const UPDATE_LOG_AND_LEASE_COLUMNS: &str =
+    "UPDATE head SET active_at = ?2, seq = ?3, hash = ?4, card = ?5, matches = ?6, log = ?7,
     lease_until = ?8
     WHERE id = ?1";
 
 /// The update of all columns, when anything else has changed.
-const CHANGE: &str = "
+const UPDATE_ALL_COLUMNS: &str = "
     UPDATE head SET user = :user, assistant = :assistant, thread = :thread, status = :status, active_at = :active_at,
         due_at = :due_at, seq = :seq, hash = :hash, lease_until = :lease_until, title = :title,
         labels = :labels, card = :card, matches = :matches, log = :log
     WHERE id = :id";
 
-const CREATE: &str = "
+const INSERT_HEAD: &str = "
     INSERT INTO head (tenant, session, user, assistant, thread, status, created_at, active_at, due_at, seq, hash, parent,
         lease_until, title, labels, card, matches, log)
     VALUES (:tenant, :session, :user, :assistant, :thread, :status, :created_at, :active_at, :due_at, :seq, :hash, :parent,
@@ -125,7 +127,7 @@ impl CommitRows {
         commit.check()?;
         let head = &commit.head;
         if commit.records.is_empty() && commit.base.map(|end| end.seq) != Some(head.seq) {
-            return Err(Error::invalid("commit", "a step without records must not move the head's seq"));
+            return Err(Error::invalid("commit", "a commit without records must not change the head's seq"));
         }
         Ok(Self {
             base: commit.base,
@@ -139,17 +141,17 @@ impl CommitRows {
             active_at: head.active_at.as_microsecond(),
             due_at: head.due_at.map(|t| t.as_microsecond()),
             seq: head.seq,
-            log: head.log,
-            hash: head.mark.hash,
-            matches: head.mark.match_keys().iter().map(ToString::to_string).collect(),
+            log_hash: head.log,
+            visible_hash: head.mark.hash,
+            match_keys_hex: head.mark.match_keys().iter().map(ToString::to_string).collect(),
             match_keys: head.mark.match_keys(),
             parent: head.parent.as_ref().map(|p| (p.session.clone(), p.seq)),
             lease_until: head.lease.as_ref().map(|l| l.until.as_microsecond()),
             title: head.folded_title(),
             labels: serde_json::Value::from(head.labels()).to_string(),
-            card: heads::encode(head),
-            first: commit.first(),
-            rows: commit.records.iter().map(RecordRow::new).collect(),
+            head_json: heads::encode(head),
+            first_seq: commit.first(),
+            records: commit.records.iter().map(RecordRow::new).collect(),
             items: commit.items.clone(),
             blobs: commit.blobs.clone(),
         })
@@ -158,84 +160,85 @@ impl CommitRows {
     /// Executes the commit in the current transaction.
     pub fn apply(&self, conn: &Connection, file: &Database) -> StoreResult<()> {
         let id = match self.base {
-            Some(base) => self.advance(conn, file, base)?,
-            None => self.create(conn)?,
+            Some(base) => self.update_head(conn, file, base)?,
+            None => self.insert_head(conn)?,
         };
         if self.seq > MAX_RECORDS {
-            let what = format!("session {} with {} records", self.session, self.seq);
-            return Err(Error::TooLarge { what, limit: "sqlite_records", max: MAX_RECORDS }.into());
+            let subject = format!("session {} with {} records", self.session, self.seq);
+            return Err(Error::TooLarge { what: subject, limit: "sqlite_records", max: MAX_RECORDS }.into());
         }
         let mut insert = conn.prepare_cached("INSERT INTO record (k, at, sum, entry) VALUES (?1, ?2, ?3, ?4)")?;
-        for row in &self.rows {
-            insert.execute(params![record_key(id, row.seq), row.at, row.sum, row.entry])?;
+        for row in &self.records {
+            insert.execute(params![record_key(id, row.seq), row.at, row.checksum, row.entry])?;
         }
         for blob in &self.blobs {
-            self.keep(conn, id, blob)?;
+            self.store_blob(conn, id, blob)?;
         }
         let owner = Owner::Session(self.session.clone()).to_string();
-        for (shelf, item) in &self.items {
-            items::upsert(conn, &self.tenant, &owner, shelf, item)?;
+        for (namespace, item) in &self.items {
+            items::upsert(conn, &self.tenant, &owner, namespace, item)?;
         }
         Ok(())
     }
 
     /// Updates the head, if the stored log ends at `base` ([`Error::Conflict`] otherwise). Returns
     /// its id.
-    fn advance(&self, conn: &Connection, file: &Database, base: LogEnd) -> StoreResult<i64> {
-        let mut find = conn.prepare_cached(STORED)?;
-        let mut rows = find.query([self.tenant.as_str(), self.session.as_str()])?;
+    fn update_head(&self, conn: &Connection, file: &Database, base: LogEnd) -> StoreResult<i64> {
+        let mut statement = conn.prepare_cached(SELECT_STORED)?;
+        let mut rows = statement.query([self.tenant.as_str(), self.session.as_str()])?;
         let Some(row) = rows.next()? else {
             return Err(Error::NotFound { session_id: self.session.clone() }.into());
         };
         let id = row.get(0)?;
         let stored: (i64, Option<i64>, i64) = (row.get(1)?, row.get(13)?, row.get(2)?);
-        if stored != (base.seq as i64, signed(base.hash), self.created_at) {
+        if stored != (base.seq as i64, to_signed(base.hash), self.created_at) {
             return Err(Error::Conflict { session_id: self.session.clone(), expected: base.seq }.into());
         }
-        let text = |column, want: Option<&str>| -> rusqlite::Result<bool> {
+        let text_equals = |column, want: Option<&str>| -> rusqlite::Result<bool> {
             Ok(row.get_ref(column)?.as_str_or_null()? == want)
         };
-        let moved = !text(3, self.parent())?;
-        let same = text(4, Some(self.user.as_str()))?
-            && text(5, self.assistant.as_deref())?
-            && text(6, self.thread.as_deref())?
-            && text(7, Some(self.status.as_str()))?
+        let is_moved = !text_equals(3, self.parent())?;
+        let is_unchanged = text_equals(4, Some(self.user.as_str()))?
+            && text_equals(5, self.assistant.as_deref())?
+            && text_equals(6, self.thread.as_deref())?
+            && text_equals(7, Some(self.status.as_str()))?
             && row.get::<_, Option<i64>>(8)? == self.due_at
-            && text(10, Some(&self.title))?
-            && text(11, Some(&self.labels))?;
-        let leased = row.get::<_, Option<i64>>(9)? == self.lease_until;
-        let matched = match text(12, Some(&self.matches))? {
-            true => None,
-            false => Some(row.get::<_, String>(12)?),
-        };
+            && text_equals(10, Some(&self.title))?
+            && text_equals(11, Some(&self.labels))?;
+        let is_lease_unchanged = row.get::<_, Option<i64>>(9)? == self.lease_until;
+        let stored_match_keys =
+            if text_equals(12, Some(&self.match_keys_hex))? { None } else { Some(row.get::<_, String>(12)?) };
         drop(rows);
-        if let Some(matched) = matched {
-            self.rematch(conn, id, &matched)?;
+        if let Some(stored_match_keys) = stored_match_keys {
+            self.replace_match_keys(conn, id, &stored_match_keys)?;
         }
-        if !same || moved {
-            return self.change(conn, file, id, moved);
+        if !is_unchanged || is_moved {
+            return self.update_all_columns(conn, file, id, is_moved);
         }
-        let (seq, hash, log) = (self.seq as i64, self.hash.0, signed(self.log));
-        match leased {
-            true => conn.prepare_cached(ADVANCE)?.execute(params![
+        let seq = self.seq as i64;
+        let visible_hash = self.visible_hash.0;
+        let log_hash = to_signed(self.log_hash);
+        if is_lease_unchanged {
+            let row = params![id, self.active_at, seq, visible_hash, self.head_json, self.match_keys_hex, log_hash];
+            conn.prepare_cached(UPDATE_LOG_COLUMNS)?.execute(row)?;
+        } else {
+            let row = params![
                 id,
                 self.active_at,
                 seq,
-                hash,
-                self.card,
-                self.matches,
-                log
-            ])?,
-            false => {
-                let row = params![id, self.active_at, seq, hash, self.card, self.matches, log, self.lease_until];
-                conn.prepare_cached(LEASE)?.execute(row)?
-            }
-        };
+                visible_hash,
+                self.head_json,
+                self.match_keys_hex,
+                log_hash,
+                self.lease_until
+            ];
+            conn.prepare_cached(UPDATE_LOG_AND_LEASE_COLUMNS)?.execute(row)?;
+        }
         Ok(id)
     }
 
     /// Replaces the match keys of the session in the index.
-    fn rematch(&self, conn: &Connection, id: i64, stored: &str) -> StoreResult<()> {
+    fn replace_match_keys(&self, conn: &Connection, id: i64, stored: &str) -> StoreResult<()> {
         remove_matches(conn, self.tenant.as_str(), id, stored)?;
         let mut insert = conn.prepare_cached("INSERT INTO head_match VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING")?;
         for key in &self.match_keys {
@@ -244,83 +247,82 @@ impl CommitRows {
         Ok(())
     }
 
-    /// Updates all columns of the head. With `moved`, keeps the stored `first` and `parent`.
-    fn change(&self, conn: &Connection, file: &Database, id: i64, moved: bool) -> StoreResult<i64> {
+    /// Updates all columns of the head. With `is_moved`, keeps the stored `first` and `parent`.
+    fn update_all_columns(&self, conn: &Connection, file: &Database, id: i64, is_moved: bool) -> StoreResult<i64> {
         // The store decides which records are the session's own: a purge may have moved them since
         // the writer read the head.
-        let card = match moved {
-            false => None,
-            true => {
-                let card: String = conn.query_row("SELECT card FROM head WHERE id = ?1", [id], |r| r.get(0))?;
-                let stored = heads::decode(file, &self.tenant, &self.session, &card)?;
-                let head: Head = heads::decode(file, &self.tenant, &self.session, &self.card)?;
-                Some(heads::encode(&Head { first: stored.first, parent: stored.parent, ..head }))
-            }
+        let merged_json = if is_moved {
+            let stored_json: String = conn.query_row("SELECT card FROM head WHERE id = ?1", [id], |r| r.get(0))?;
+            let stored = heads::decode(file, &self.tenant, &self.session, &stored_json)?;
+            let head: Head = heads::decode(file, &self.tenant, &self.session, &self.head_json)?;
+            Some(heads::encode(&Head { first: stored.first, parent: stored.parent, ..head }))
+        } else {
+            None
         };
-        conn.prepare_cached(CHANGE)?.execute(named_params! {
+        conn.prepare_cached(UPDATE_ALL_COLUMNS)?.execute(named_params! {
             ":id": id, ":user": self.user.as_str(), ":assistant": self.assistant, ":thread": self.thread,
             ":status": self.status.as_str(), ":active_at": self.active_at, ":due_at": self.due_at,
-            ":seq": self.seq as i64, ":hash": self.hash.0, ":lease_until": self.lease_until,
-            ":title": self.title, ":labels": self.labels, ":card": card.as_ref().unwrap_or(&self.card),
-            ":matches": self.matches, ":log": signed(self.log),
+            ":seq": self.seq as i64, ":hash": self.visible_hash.0, ":lease_until": self.lease_until,
+            ":title": self.title, ":labels": self.labels, ":card": merged_json.as_ref().unwrap_or(&self.head_json),
+            ":matches": self.match_keys_hex, ":log": to_signed(self.log_hash),
         })?;
         Ok(id)
     }
 
     /// Inserts a head, if the session does not exist ([`Error::Exists`] otherwise). Returns its id.
-    fn create(&self, conn: &Connection) -> StoreResult<i64> {
-        if let Some((parent, at)) = &self.parent {
-            self.check_parent(conn, parent, *at)?;
+    fn insert_head(&self, conn: &Connection) -> StoreResult<i64> {
+        if let Some((parent, fork_point)) = &self.parent {
+            self.check_parent(conn, parent, *fork_point)?;
         }
-        let id = conn.prepare_cached(CREATE)?.query_row(
+        let id = conn.prepare_cached(INSERT_HEAD)?.query_row(
             named_params! {
                 ":tenant": self.tenant.as_str(), ":session": self.session.as_str(), ":user": self.user.as_str(),
                 ":assistant": self.assistant, ":thread": self.thread, ":status": self.status.as_str(),
                 ":created_at": self.created_at, ":active_at": self.active_at, ":due_at": self.due_at,
-                ":seq": self.seq as i64, ":hash": self.hash.0, ":parent": self.parent(), ":lease_until": self.lease_until,
-                ":title": self.title, ":labels": self.labels, ":card": self.card, ":matches": self.matches,
-                ":log": signed(self.log),
+                ":seq": self.seq as i64, ":hash": self.visible_hash.0, ":parent": self.parent(), ":lease_until": self.lease_until,
+                ":title": self.title, ":labels": self.labels, ":card": self.head_json, ":matches": self.match_keys_hex,
+                ":log": to_signed(self.log_hash),
             },
             |r| r.get(0),
         );
         match id.optional()? {
             Some(id) if id as u64 > MAX_SESSIONS => {
-                let what = "the number of sessions in this file".to_owned();
-                Err(Error::TooLarge { what, limit: "sqlite_sessions", max: MAX_SESSIONS }.into())
+                let subject = "the number of sessions in this file".to_owned();
+                Err(Error::TooLarge { what: subject, limit: "sqlite_sessions", max: MAX_SESSIONS }.into())
             }
             Some(id) => {
                 if !self.match_keys.is_empty() {
-                    self.rematch(conn, id, "")?;
+                    self.replace_match_keys(conn, id, "")?;
                 }
                 Ok(id)
             }
-            None => Err(self.exists()),
+            None => Err(self.exists_error()),
         }
     }
 
     /// Checks that the session does not exist, and that the parent's log reaches the fork point.
-    fn check_parent(&self, conn: &Connection, parent: &SessionId, at: Seq) -> StoreResult<()> {
+    fn check_parent(&self, conn: &Connection, parent: &SessionId, fork_point: Seq) -> StoreResult<()> {
         if heads::seq(conn, &self.tenant, &self.session)?.is_some() {
-            return Err(self.exists());
+            return Err(self.exists_error());
         }
         match heads::seq(conn, &self.tenant, parent)? {
-            Some(seq) if seq >= at => Ok(()),
+            Some(seq) if seq >= fork_point => Ok(()),
             _ => Err(Error::NotFound { session_id: parent.clone() }.into()),
         }
     }
 
-    fn exists(&self) -> crate::store::sqlite::fault::StoreFault {
+    fn exists_error(&self) -> crate::store::sqlite::fault::StoreFault {
         Error::Exists { session_id: self.session.clone() }.into()
     }
 
     /// Stores a blob unless the tenant has it, and adds the session's reference.
-    fn keep(&self, conn: &Connection, id: i64, blob: &Blob) -> StoreResult<()> {
+    fn store_blob(&self, conn: &Connection, id: i64, blob: &Blob) -> StoreResult<()> {
         conn.prepare_cached("INSERT INTO blob (tenant, id, bytes) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING")?
             .execute(params![self.tenant.as_str(), blob.id.0, &*blob.bytes])?;
         conn.prepare_cached(
             "INSERT INTO blob_use (head_id, seq, tenant, id) VALUES (?1, ?2, ?3, ?4) ON CONFLICT DO NOTHING",
         )?
-        .execute(params![id, self.first as i64, self.tenant.as_str(), blob.id.0])?;
+        .execute(params![id, self.first_seq as i64, self.tenant.as_str(), blob.id.0])?;
         Ok(())
     }
 

@@ -31,11 +31,11 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Attempts to truncate the write-ahead log while readers still need old pages, and the time to
 /// wait for readers in each attempt.
-const SCRUB_TRIES: u32 = 5;
+const SCRUB_ATTEMPTS: u32 = 5;
 const SCRUB_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Maximum time to wait for readers when the work can be retried later.
-const WIPE_TIMEOUT: Duration = Duration::from_millis(100);
+const TRUNCATE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Size of the reserve file in bytes. Purging on a full disk must first write to the write-ahead
 /// log, so a purge that finds no space deletes this file, and writes it again afterwards (D-034).
@@ -105,10 +105,10 @@ impl Database {
         conn.busy_timeout(BUSY_TIMEOUT)?;
         conn.set_prepared_statement_cache_capacity(64);
         // The busy timeout does not cover a concurrent switch of the journal mode, so retry.
-        let mut tries = 0;
+        let mut attempts = 0;
         while let Err(e) = conn.pragma_update(None, "journal_mode", "WAL") {
-            tries += 1;
-            if tries == 100 || e.sqlite_error_code() != Some(ErrorCode::DatabaseBusy) {
+            attempts += 1;
+            if attempts == 100 || e.sqlite_error_code() != Some(ErrorCode::DatabaseBusy) {
                 return Err(e);
             }
             thread::sleep(BUSY_TIMEOUT / 100);
@@ -120,7 +120,7 @@ impl Database {
     /// Migrates the file to the newest format. Safe to run concurrently in several processes.
     pub fn migrate(&self, conn: &Connection) -> Result<()> {
         while self.format(conn)? < MIGRATIONS.len() {
-            self.step(conn).map_err(|fault| self.told(fault))?;
+            self.apply_next_migration(conn).map_err(|fault| self.told(fault))?;
         }
         Ok(())
     }
@@ -144,30 +144,30 @@ impl Database {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let conn = Connection::open_with_flags(&*self.0, flags).map_err(|e| self.error(&e))?;
         conn.busy_timeout(BUSY_TIMEOUT).map_err(|e| self.error(&e))?;
-        let found = conn.pragma_query_value(None, "user_version", |r| r.get(0)).map_err(|e| self.error(&e))?;
-        Ok((found > 0).then_some(found))
+        let version = conn.pragma_query_value(None, "user_version", |r| r.get(0)).map_err(|e| self.error(&e))?;
+        Ok((version > 0).then_some(version))
     }
 
     /// Applies one migration, unless a concurrent process has applied it. Rejects the database of
     /// another program.
-    fn step(&self, conn: &Connection) -> StoreResult<()> {
+    fn apply_next_migration(&self, conn: &Connection) -> StoreResult<()> {
         let transaction = rusqlite::Transaction::new_unchecked(conn, TransactionBehavior::Immediate)?;
-        let done = self.format(conn)?;
-        let Some(migration) = MIGRATIONS.get(done) else { return Ok(()) };
+        let version = self.format(conn)?;
+        let Some(migration) = MIGRATIONS.get(version) else { return Ok(()) };
         let tables = conn.query_row("SELECT count(*) FROM sqlite_schema", [], |r| r.get::<_, u32>(0))?;
-        if done == 0 && tables > 0 {
+        if version == 0 && tables > 0 {
             let message = format!("{self} is the database of another program; use another file");
             return Err(Error::invalid("store", message).into());
         }
         conn.execute_batch(migration)?;
-        conn.pragma_update(None, "user_version", done as u32 + 1)?;
+        conn.pragma_update(None, "user_version", version as u32 + 1)?;
         Ok(transaction.commit()?)
     }
 
     /// Creates the reserve file unless it exists. Without space for it the store still works, but
     /// cannot purge on a full disk.
     pub fn keep_reserve(&self) {
-        let path = self.reserve();
+        let path = self.reserve_path();
         if fs::metadata(&path).is_ok_and(|m| m.len() == RESERVE_BYTES as u64) {
             return;
         }
@@ -176,25 +176,25 @@ impl Database {
         let written = private_files::create(&path)
             .and_then(|mut file| (0..RESERVE_BYTES / zeros.len()).try_for_each(|_| file.write_all(&zeros)));
         if let Err(e) = written {
-            tracing::warn!(path, error = %e, "no disk space is kept in reserve: on a full disk nothing can be purged");
+            tracing::warn!(path, error = %e, "could not create the reserve file: purging will fail if the disk becomes full");
             let _ = fs::remove_file(&path);
         }
     }
 
     /// Deletes the reserve file. Returns whether it existed.
     pub fn release_reserve(&self) -> bool {
-        fs::remove_file(self.reserve()).is_ok()
+        fs::remove_file(self.reserve_path()).is_ok()
     }
 
     /// Creates the reserve file again, after truncating the write-ahead log to make room for it.
     pub fn regain_reserve(&self, conn: &Connection) {
         if let Err(e) = self.wipe(conn) {
-            tracing::warn!(error = %e, "the log of the SQLite file can not be emptied");
+            tracing::warn!(error = %e, "could not truncate SQLite's write-ahead log");
         }
         self.keep_reserve();
     }
 
-    fn reserve(&self) -> String {
+    fn reserve_path(&self) -> String {
         format!("{}-reserve", self.0)
     }
 
@@ -202,10 +202,10 @@ impl Database {
     /// zeroed already (`secure_delete`). If a reader is active, this is left to the next call
     /// (D-073).
     pub fn wipe(&self, conn: &Connection) -> Result<()> {
-        conn.busy_timeout(WIPE_TIMEOUT).map_err(|e| self.error(&e))?;
-        let done = conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+        conn.busy_timeout(TRUNCATE_TIMEOUT).map_err(|e| self.error(&e))?;
+        let outcome = conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
         conn.busy_timeout(BUSY_TIMEOUT).map_err(|e| self.error(&e))?;
-        done.map_err(|e| self.error(&e))
+        outcome.map_err(|e| self.error(&e))
     }
 
     /// Removes all bytes of deleted data from the file and its write-ahead log (D-033). Fails if
@@ -214,19 +214,19 @@ impl Database {
         self.rewrite(conn).map_err(|e| self.error(&e))?;
         conn.busy_timeout(SCRUB_TIMEOUT).map_err(|e| self.error(&e))?;
         let checkpoint = || conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |r| r.get::<_, bool>(0));
-        let mut busy = Ok(true);
-        for _ in 0..SCRUB_TRIES {
-            busy = checkpoint();
-            if !matches!(busy, Ok(true)) {
+        let mut is_busy = Ok(true);
+        for _ in 0..SCRUB_ATTEMPTS {
+            is_busy = checkpoint();
+            if !matches!(is_busy, Ok(true)) {
                 break;
             }
         }
         conn.busy_timeout(BUSY_TIMEOUT).map_err(|e| self.error(&e))?;
-        match busy {
+        match is_busy {
             Ok(false) => Ok(()),
             Ok(true) => {
-                let why = "somebody is reading what was deleted, so its bytes are still in the log";
-                Err(Error::unavailable(format!("{self}: {why}; end long reads and clear again")))
+                let reason = "a reader still uses deleted data, so its bytes remain in the write-ahead log";
+                Err(Error::unavailable(format!("{self}: {reason}; end long reads and retry the erasure")))
             }
             Err(e) => Err(self.error(&e)),
         }
@@ -239,8 +239,8 @@ impl Database {
     fn rewrite(&self, conn: &Connection) -> rusqlite::Result<()> {
         conn.execute_batch("INSERT INTO item_text (item_text) VALUES ('rebuild')")?;
         // The copy that VACUUM makes contains none of the traces, but may not fit into memory.
-        let done = conn.execute_batch("PRAGMA temp_store = FILE; VACUUM;");
-        done.and(conn.execute_batch("PRAGMA temp_store = MEMORY;"))
+        let outcome = conn.execute_batch("PRAGMA temp_store = FILE; VACUUM;");
+        outcome.and(conn.execute_batch("PRAGMA temp_store = MEMORY;"))
     }
 
     /// Converts a fault into the error that callers receive.
@@ -261,7 +261,7 @@ impl Database {
             // Every constraint is checked before the write, so only rows that should not exist can
             // violate one.
             ErrorCode::DatabaseCorrupt | ErrorCode::ConstraintViolation => Error::corrupt(self, e),
-            ErrorCode::NotADatabase => Error::corrupt(self, "it is not a SQLite database"),
+            ErrorCode::NotADatabase => Error::corrupt(self, "not a SQLite database"),
             ErrorCode::TooBig => {
                 Error::TooLarge { what: "a value".to_owned(), limit: "sqlite_length", max: 1_000_000_000 }
             }
@@ -289,30 +289,31 @@ impl Pool {
 
     /// Runs a read on an exclusively held connection, which returns to the pool afterwards.
     pub fn with<T>(&self, work: impl FnOnce(&Connection, &Database) -> StoreResult<T>) -> Result<T> {
-        let idle = self.idle().pop();
-        let conn = match idle {
+        let idle_connection = self.idle().pop();
+        let conn = match idle_connection {
             Some(conn) => conn,
             None => self.open().map_err(|e| self.file.error(&e))?,
         };
-        let done = work(&conn, &self.file).map_err(|fault| self.file.told(fault));
+        let outcome = work(&conn, &self.file).map_err(|fault| self.file.told(fault));
         self.idle().push(conn);
-        done
+        outcome
     }
 
     /// Runs a read without blocking, on an idle connection. Returns `None` if no connection is
     /// idle, or if the file is locked.
-    pub fn glance<T>(&self, look: impl FnOnce(&Connection, &Database) -> StoreResult<T>) -> Option<Result<T>> {
+    pub fn glance<T>(&self, work: impl FnOnce(&Connection, &Database) -> StoreResult<T>) -> Option<Result<T>> {
         let _permit = self.permits.try_acquire().ok()?;
         let conn = self.idle().pop()?;
-        let done = conn.busy_timeout(Duration::ZERO).map_err(StoreFault::from).and_then(|()| look(&conn, &self.file));
+        let outcome =
+            conn.busy_timeout(Duration::ZERO).map_err(StoreFault::from).and_then(|()| work(&conn, &self.file));
         // A connection whose busy timeout could not be restored is not reused.
-        let patient = conn.busy_timeout(BUSY_TIMEOUT);
-        if patient.is_ok() {
+        let restored = conn.busy_timeout(BUSY_TIMEOUT);
+        if restored.is_ok() {
             self.idle().push(conn);
         }
-        match done {
+        match outcome {
             Err(StoreFault::Sql(e)) if e.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => None,
-            done => Some(done.map_err(|fault| self.file.told(fault))),
+            outcome => Some(outcome.map_err(|fault| self.file.told(fault))),
         }
     }
 
@@ -330,6 +331,6 @@ impl Pool {
     }
 
     fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Connection>> {
-        self.idle.lock().expect("nothing panics while it holds the connections")
+        self.idle.lock().expect("no code panics while holding this lock")
     }
 }

@@ -3,8 +3,8 @@
 use crate::types::error::Error;
 use std::result;
 
-/// A failure of work on a connection: a rejection by the store, or an error of SQLite, which `File`
-/// converts into an [`Error`].
+/// A failure of work on a connection: a rejection by the store, or an error of SQLite, which
+/// `Database` converts into an [`Error`].
 pub(crate) enum StoreFault {
     Told(Error),
     Sql(rusqlite::Error),

@@ -22,8 +22,9 @@ pub(super) fn encode(head: &Head) -> String {
 }
 
 /// Deserializes a stored head; damage is [`Error::Corrupt`].
-pub(super) fn decode(file: &Database, tenant: impl Display, session: impl Display, card: &str) -> Result<Head> {
-    serde_json::from_str(card).map_err(|e| Error::corrupt(format!("{file}, head of session {tenant}/{session}"), e))
+pub(super) fn decode(file: &Database, tenant: impl Display, session: impl Display, head_json: &str) -> Result<Head> {
+    serde_json::from_str(head_json)
+        .map_err(|e| Error::corrupt(format!("{file}, head of session {tenant}/{session}"), e))
 }
 
 pub(super) fn head(conn: &Connection, file: &Database, key: &SessionKey) -> StoreResult<Option<Head>> {
@@ -35,39 +36,39 @@ pub(super) fn head(conn: &Connection, file: &Database, key: &SessionKey) -> Stor
 
 /// Reads a head, unless the stored text equals `known`.
 pub(super) fn glance(conn: &Connection, file: &Database, key: &SessionKey, known: &str) -> StoreResult<HeadCheck> {
-    let mut find = conn.prepare_cached("SELECT card FROM head WHERE tenant = ?1 AND session = ?2")?;
-    let mut rows = find.query([key.tenant.as_str(), key.session.as_str()])?;
+    let mut statement = conn.prepare_cached("SELECT card FROM head WHERE tenant = ?1 AND session = ?2")?;
+    let mut rows = statement.query([key.tenant.as_str(), key.session.as_str()])?;
     let Some(row) = rows.next()? else { return Ok(HeadCheck::Now(None)) };
-    let card = row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?;
-    if card == known && !known.is_empty() {
+    let head_json = row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?;
+    if head_json == known && !known.is_empty() {
         return Ok(HeadCheck::Same);
     }
-    Ok(HeadCheck::Now(Some(Box::new(decode(file, &key.tenant, &key.session, card)?))))
+    Ok(HeadCheck::Now(Some(Box::new(decode(file, &key.tenant, &key.session, head_json)?))))
 }
 
 /// Returns the last sequence number of a session's log, or `None` if the session does not exist.
 pub(super) fn seq(conn: &Connection, tenant: &Tenant, session: &SessionId) -> StoreResult<Option<Seq>> {
-    let mut find = conn.prepare_cached("SELECT seq FROM head WHERE tenant = ?1 AND session = ?2")?;
-    let seq = find.query_row([tenant.as_str(), session.as_str()], |r| r.get::<_, i64>(0));
+    let mut statement = conn.prepare_cached("SELECT seq FROM head WHERE tenant = ?1 AND session = ?2")?;
+    let seq = statement.query_row([tenant.as_str(), session.as_str()], |r| r.get::<_, i64>(0));
     Ok(seq.optional()?.map(|seq| seq as Seq))
 }
 
 /// Maximum number of sessions with a label or thread for which a query without a scan bound uses
 /// that label's or thread's index.
-const MAX_NARROW: usize = 10_000;
+const MAX_NARROW_SCAN: usize = 10_000;
 
 pub(super) fn heads(conn: &Connection, file: &Database, query: &SessionQuery) -> StoreResult<Vec<Head>> {
-    let narrow = NarrowScan::choose(conn, query, MAX_NARROW)?;
-    matching(conn, file, query, narrow.as_ref())
+    let narrow_scan = NarrowScan::choose(conn, query, MAX_NARROW_SCAN)?;
+    select_matching(conn, file, query, narrow_scan.as_ref())
 }
 
 /// Returns the newest matching heads, scanning at most `max_scan`.
 pub(super) fn page(conn: &Connection, file: &Database, query: &SessionQuery, max_scan: usize) -> StoreResult<HeadPage> {
     // Both statements read one snapshot.
-    let _moment = Transaction::new_unchecked(conn, TransactionBehavior::Deferred)?;
+    let _snapshot = Transaction::new_unchecked(conn, TransactionBehavior::Deferred)?;
     match NarrowScan::choose(conn, query, max_scan)? {
-        narrow if narrow.is_some() || HeadSelect::is_indexed(query) => {
-            Ok(HeadPage { heads: matching(conn, file, query, narrow.as_ref())?, stopped: None })
+        narrow_scan if narrow_scan.is_some() || HeadSelect::is_indexed(query) => {
+            Ok(HeadPage { heads: select_matching(conn, file, query, narrow_scan.as_ref())?, stopped: None })
         }
         _ => scan(conn, file, query, max_scan),
     }
@@ -76,20 +77,23 @@ pub(super) fn page(conn: &Connection, file: &Database, query: &SessionQuery, max
 /// Scans heads in the order of their activity, newest first, up to `max_scan`.
 fn scan(conn: &Connection, file: &Database, query: &SessionQuery, max_scan: usize) -> StoreResult<HeadPage> {
     let HeadSelect { sql, params } = HeadSelect::scan(query, max_scan);
-    let mut find = conn.prepare_cached(&sql)?;
-    let mut rows = find.query(params_from_iter(params))?;
-    let (mut heads, mut looked_at, mut skipped, mut last) = (Vec::new(), 0, 0, None);
+    let mut statement = conn.prepare_cached(&sql)?;
+    let mut rows = statement.query(params_from_iter(params))?;
+    let mut heads = Vec::new();
+    let mut scanned = 0;
+    let mut matched = 0;
+    let mut last = None;
     while heads.len() < query.limit {
         let Some(row) = rows.next()? else { break };
-        looked_at += 1;
+        scanned += 1;
         let text = |i| row.get_ref(i).and_then(|v| v.as_str_or_null().map_err(rusqlite::Error::from));
-        if looked_at == max_scan {
+        if scanned == max_scan {
             last = Some((row.get::<_, i64>(3)?, text(1)?.unwrap_or_default().to_owned()));
         }
-        let Some(card) = text(2)? else { continue };
-        skipped += 1;
-        if skipped > query.offset {
-            heads.push(decode(file, text(0)?.unwrap_or_default(), text(1)?.unwrap_or_default(), card)?);
+        let Some(head_json) = text(2)? else { continue };
+        matched += 1;
+        if matched > query.offset {
+            heads.push(decode(file, text(0)?.unwrap_or_default(), text(1)?.unwrap_or_default(), head_json)?);
         }
     }
     let stopped = match last.filter(|_| heads.len() < query.limit) {
@@ -107,18 +111,19 @@ pub(super) enum NarrowScan {
 
 impl NarrowScan {
     /// Chooses the condition that the fewest heads satisfy. Returns `None` if each condition
-    /// selects more than `most` heads, or if another index serves the query.
-    pub fn choose(conn: &Connection, query: &SessionQuery, most: usize) -> StoreResult<Option<Self>> {
+    /// selects more than `max_heads` heads, or if another index serves the query.
+    pub fn choose(conn: &Connection, query: &SessionQuery, max_heads: usize) -> StoreResult<Option<Self>> {
         let (OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant)) = &query.whose else { return Ok(None) };
         if HeadSelect::is_indexed(query) {
             return Ok(None);
         }
-        let at_most = i64::try_from(most).unwrap_or(i64::MAX);
-        let (mut best, mut fewest) = (None, at_most.saturating_add(1));
-        let mut count = |sql: &str, value: &str, narrow: Self| -> StoreResult<()> {
+        let max_count = i64::try_from(max_heads).unwrap_or(i64::MAX);
+        let mut best = None;
+        let mut fewest = max_count.saturating_add(1);
+        let mut count = |sql: &str, value: &str, narrow_scan: Self| -> StoreResult<()> {
             let n: i64 = conn.prepare_cached(sql)?.query_row(params![tenant.as_str(), value, fewest], |r| r.get(0))?;
             if n < fewest {
-                (best, fewest) = (Some(narrow), n);
+                (best, fewest) = (Some(narrow_scan), n);
             }
             Ok(())
         };
@@ -126,7 +131,7 @@ impl NarrowScan {
             let sql = "SELECT count(*) FROM (SELECT 1 FROM head WHERE tenant = ?1 AND thread = ?2 LIMIT ?3)";
             count(sql, thread, Self::Thread)?;
         }
-        for label in query.labels().into_iter().take(MAX_PROBES) {
+        for label in query.labels().into_iter().take(MAX_COUNTED_LABELS) {
             let sql = "SELECT count(*) FROM (SELECT 1 FROM head_label WHERE tenant = ?1 AND label = ?2 LIMIT ?3)";
             count(sql, &label.clone(), Self::Label(label))?;
         }
@@ -134,16 +139,16 @@ impl NarrowScan {
     }
 }
 
-/// Returns the matching heads of a query, by the index of `narrow` if it is given.
-fn matching(
+/// Returns the matching heads of a query, by the index of `narrow_scan` if it is given.
+fn select_matching(
     conn: &Connection,
     file: &Database,
     query: &SessionQuery,
-    narrow: Option<&NarrowScan>,
+    narrow_scan: Option<&NarrowScan>,
 ) -> StoreResult<Vec<Head>> {
-    let HeadSelect { sql, params } = HeadSelect::new(query, narrow);
-    let mut find = conn.prepare_cached(&sql)?;
-    let mut rows = find.query(params_from_iter(params))?;
+    let HeadSelect { sql, params } = HeadSelect::new(query, narrow_scan);
+    let mut statement = conn.prepare_cached(&sql)?;
+    let mut rows = statement.query(params_from_iter(params))?;
     let mut heads = Vec::new();
     while let Some(row) = rows.next()? {
         let text = |i| row.get_ref(i).and_then(|v| v.as_str().map_err(rusqlite::Error::from));
@@ -156,11 +161,11 @@ fn matching(
 /// which the index counts.
 pub(super) fn count(conn: &Connection) -> StoreResult<Vec<(Status, u64)>> {
     let sql = "SELECT status, count(*) FROM head WHERE status <> 'active' GROUP BY status";
-    let mut find = conn.prepare_cached(sql)?;
-    let rows = find.query_map([], |r| Ok((r.get::<_, String>(0)?, r.get::<_, i64>(1)?)))?;
-    let others = rows.collect::<rusqlite::Result<Vec<_>>>()?;
-    let all: i64 = conn.prepare_cached("SELECT count(*) FROM head")?.query_row([], |r| r.get(0))?;
-    Ok(Status::counts(all, &others))
+    let mut statement = conn.prepare_cached(sql)?;
+    let rows = statement.query_map([], |r| Ok((r.get::<_, String>(0)?, r.get::<_, i64>(1)?)))?;
+    let inactive = rows.collect::<rusqlite::Result<Vec<_>>>()?;
+    let total: i64 = conn.prepare_cached("SELECT count(*) FROM head")?.query_row([], |r| r.get(0))?;
+    Ok(Status::counts(total, &inactive))
 }
 
 /// A query in SQL, composed of the fragments below; every value is a bound parameter.
@@ -170,17 +175,17 @@ pub(super) struct HeadSelect {
 }
 
 /// Maximum number of labels of a query that are counted to find the most selective one.
-const MAX_PROBES: usize = 16;
+const MAX_COUNTED_LABELS: usize = 16;
 
 impl HeadSelect {
-    pub fn new(query: &SessionQuery, narrow: Option<&NarrowScan>) -> Self {
+    pub fn new(query: &SessionQuery, narrow_scan: Option<&NarrowScan>) -> Self {
         let mut select = Self { sql: "SELECT tenant, session, card FROM head".to_owned(), params: Vec::new() };
-        select.choose_index(query, narrow);
+        select.choose_index(query, narrow_scan);
         select.sql.push_str(" WHERE true");
-        select.scope(query);
-        select.filters(query);
+        select.add_scope(query);
+        select.add_filters(query);
         if let (Some(NarrowScan::Label(label)), OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant)) =
-            (narrow, &query.whose)
+            (narrow_scan, &query.whose)
         {
             select.and("id IN (SELECT head_id FROM head_label WHERE tenant = ?", tenant.to_string());
             select.and("label = ?)", label.clone());
@@ -201,9 +206,9 @@ impl HeadSelect {
     /// NULL where the filters do not match.
     pub fn scan(query: &SessionQuery, max_scan: usize) -> Self {
         let mut select = Self { sql: "SELECT tenant, session, CASE WHEN true".to_owned(), params: Vec::new() };
-        select.filters(query);
+        select.add_filters(query);
         select.sql.push_str(" THEN card END, active_at FROM head WHERE true");
-        select.scope(query);
+        select.add_scope(query);
         select.sql.push_str(" ORDER BY active_at DESC, session DESC, tenant DESC LIMIT ?");
         select.params.push(i64::try_from(max_scan).unwrap_or(i64::MAX).into());
         select
@@ -217,14 +222,14 @@ impl HeadSelect {
 
     /// Forces an index: without statistics the planner may prefer one in the right order to one
     /// that finds the few matching rows.
-    fn choose_index(&mut self, query: &SessionQuery, narrow: Option<&NarrowScan>) {
+    fn choose_index(&mut self, query: &SessionQuery, narrow_scan: Option<&NarrowScan>) {
         let index = match query.whose {
             OwnerFilter::Everyone => return,
             // The few matching rows are looked up by rowid.
             _ if !query.matches.is_empty() => " NOT INDEXED",
             _ if !query.hashes.is_empty() => " INDEXED BY head_hash",
             _ if query.parent.is_some() => " INDEXED BY head_parent",
-            _ => match narrow {
+            _ => match narrow_scan {
                 Some(NarrowScan::Label(_)) => " NOT INDEXED",
                 Some(NarrowScan::Thread) => " INDEXED BY head_thread",
                 None => return,
@@ -234,7 +239,7 @@ impl HeadSelect {
     }
 
     /// Adds the owner and cursor conditions, which the indexes on activity serve.
-    fn scope(&mut self, query: &SessionQuery) {
+    fn add_scope(&mut self, query: &SessionQuery) {
         match &query.whose {
             OwnerFilter::User(tenant, user) => {
                 self.and("tenant = ?", tenant.to_string());
@@ -251,7 +256,7 @@ impl HeadSelect {
     }
 
     /// Adds all conditions except owner and cursor.
-    fn filters(&mut self, query: &SessionQuery) {
+    fn add_filters(&mut self, query: &SessionQuery) {
         self.and_if("assistant = ?", query.assistant.clone());
         self.and_if("thread = ?", query.thread.clone());
         self.and_if("parent = ?", query.parent.as_ref().map(|p| p.to_string()));
@@ -274,9 +279,10 @@ impl HeadSelect {
             self.params.push(values.to_string().into());
         }
         // No wanted label may be missing.
-        let has = "SELECT 1 FROM head_label WHERE tenant = head.tenant AND label = want.value AND head_id = head.id";
-        let missing = format!("SELECT 1 FROM json_each(?) want WHERE NOT EXISTS ({has})");
-        self.and_any(&format!("NOT EXISTS ({missing})"), query.labels().into_iter());
+        let has_label =
+            "SELECT 1 FROM head_label WHERE tenant = head.tenant AND label = want.value AND head_id = head.id";
+        let missing_label = format!("SELECT 1 FROM json_each(?) want WHERE NOT EXISTS ({has_label})");
+        self.and_any(&format!("NOT EXISTS ({missing_label})"), query.labels().into_iter());
     }
 
     fn and(&mut self, condition: &str, value: impl Into<Value>) {
@@ -303,6 +309,6 @@ impl HeadSelect {
 /// Rounds a bound up to the first whole microsecond that is not before it.
 fn micros(bound: Timestamp) -> i64 {
     let micros = bound.as_microsecond();
-    let below = Timestamp::from_microsecond(micros).is_ok_and(|t| t < bound);
-    if below { micros + 1 } else { micros }
+    let is_truncated = Timestamp::from_microsecond(micros).is_ok_and(|t| t < bound);
+    if is_truncated { micros + 1 } else { micros }
 }

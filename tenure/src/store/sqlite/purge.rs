@@ -22,21 +22,21 @@ pub(super) fn purge(
     expected: Option<(Timestamp, Seq)>,
 ) -> StoreResult<()> {
     let sql = "SELECT id, card, matches FROM head WHERE tenant = ?1 AND session = ?2";
-    let gone = conn.prepare_cached(sql)?.query_row([key.tenant.as_str(), key.session.as_str()], |r| {
+    let found_row = conn.prepare_cached(sql)?.query_row([key.tenant.as_str(), key.session.as_str()], |r| {
         Ok((r.get::<_, i64>(0)?, r.get::<_, String>(1)?, r.get::<_, String>(2)?))
     });
-    let Some((id, card, matches)) = gone.optional()? else { return Ok(()) };
+    let Some((id, head_json, match_keys_hex)) = found_row.optional()? else { return Ok(()) };
     if let Some((created_at, seq)) = expected {
-        let now = heads::decode(file, &key.tenant, &key.session, &card)?;
-        if (now.info.created_at, now.seq) != (created_at, seq) {
+        let current = heads::decode(file, &key.tenant, &key.session, &head_json)?;
+        if (current.info.created_at, current.seq) != (created_at, seq) {
             return Err(Error::Conflict { session_id: key.session.clone(), expected: seq }.into());
         }
     }
     let forks = forks(conn, file, key)?;
     if !forks.is_empty() {
         // Deserialized only here: a damaged head must not prevent purging a session without forks.
-        let gone = heads::decode(file, &key.tenant, &key.session, &card)?;
-        bequeath(conn, id, &gone, forks)?;
+        let purged = heads::decode(file, &key.tenant, &key.session, &head_json)?;
+        transfer_to_forks(conn, id, &purged, forks)?;
     }
     conn.prepare_cached("DELETE FROM record WHERE k > ?1 AND k <= ?2")?
         .execute([record_key(id, 0), record_key(id, Seq::MAX)])?;
@@ -47,76 +47,77 @@ pub(super) fn purge(
     .execute(params![key.tenant.as_str(), id])?;
     conn.prepare_cached("DELETE FROM blob_use WHERE head_id = ?1")?.execute([id])?;
     items::clear(conn, &key.tenant, &Owner::Session(key.session.clone()))?;
-    remove_matches(conn, key.tenant.as_str(), id, &matches)?;
+    remove_matches(conn, key.tenant.as_str(), id, &match_keys_hex)?;
     conn.prepare_cached("DELETE FROM head WHERE id = ?1")?.execute([id])?;
     Ok(())
 }
 
 /// Returns the forks of a session, ordered by fork point; the latest is last.
 fn forks(conn: &Connection, file: &Database, key: &SessionKey) -> StoreResult<Vec<(i64, Head)>> {
-    let mut find =
+    let mut statement =
         conn.prepare_cached("SELECT id, session, card FROM head WHERE tenant = ?1 AND parent = ?2 ORDER BY id")?;
-    let mut rows = find.query([key.tenant.as_str(), key.session.as_str()])?;
+    let mut rows = statement.query([key.tenant.as_str(), key.session.as_str()])?;
     let mut forks = Vec::new();
     while let Some(row) = rows.next()? {
-        let (session, card): (String, String) = (row.get(1)?, row.get(2)?);
-        forks.push((row.get(0)?, heads::decode(file, &key.tenant, &session, &card)?));
+        let session: String = row.get(1)?;
+        let head_json: String = row.get(2)?;
+        forks.push((row.get(0)?, heads::decode(file, &key.tenant, &session, &head_json)?));
     }
-    forks.sort_by_key(|(_, head)| left_at(head));
+    forks.sort_by_key(|(_, head)| fork_point(head));
     Ok(forks)
 }
 
 /// The fork point: the last inherited record.
-fn left_at(fork: &Head) -> Seq {
+fn fork_point(fork: &Head) -> Seq {
     fork.parent.as_ref().map_or(0, |p| p.seq)
 }
 
 /// Moves the records up to the latest fork point to that fork, which takes the purged session's
 /// place. If all fork points lie before the session's own first record, no records are inherited,
 /// and the forks are re-parented to its parent.
-fn bequeath(conn: &Connection, id: i64, gone: &Head, mut forks: Vec<(i64, Head)>) -> StoreResult<()> {
-    let upto = forks.last().map_or(0, |(_, last)| left_at(last));
-    let heir = if upto + 1 >= gone.first { forks.pop() } else { None };
-    let leaning_on = match heir {
-        Some((heir_id, heir)) => {
-            inherit(conn, id, heir_id, upto)?;
-            let heir = Head { first: gone.first, parent: gone.parent.clone(), ..heir };
-            replace(conn, heir_id, &heir)?;
-            Some(heir.info.session_id)
+fn transfer_to_forks(conn: &Connection, id: i64, purged: &Head, mut forks: Vec<(i64, Head)>) -> StoreResult<()> {
+    let last_inherited = forks.last().map_or(0, |(_, last)| fork_point(last));
+    let inheriting_fork = if last_inherited + 1 >= purged.first { forks.pop() } else { None };
+    let new_parent = match inheriting_fork {
+        Some((inheriting_id, inheriting_fork)) => {
+            move_records(conn, id, inheriting_id, last_inherited)?;
+            let inheriting_fork = Head { first: purged.first, parent: purged.parent.clone(), ..inheriting_fork };
+            update_lineage(conn, inheriting_id, &inheriting_fork)?;
+            Some(inheriting_fork.info.session_id)
         }
-        None => gone.parent.as_ref().map(|p| p.session.clone()),
+        None => purged.parent.as_ref().map(|p| p.session.clone()),
     };
     for (fork_id, fork) in forks {
-        replace(conn, fork_id, &lean(fork, leaning_on.as_ref()))?;
+        update_lineage(conn, fork_id, &reparent(fork, new_parent.as_ref()))?;
     }
     Ok(())
 }
 
 /// Re-parents a fork.
-fn lean(mut fork: Head, on: Option<&SessionId>) -> Head {
-    if let (Some(parent), Some(session)) = (&mut fork.parent, on) {
+fn reparent(mut fork: Head, new_parent: Option<&SessionId>) -> Head {
+    if let (Some(parent), Some(session)) = (&mut fork.parent, new_parent) {
         parent.session = session.clone();
     }
     fork
 }
 
-/// Moves records and blob references up to `upto` to another session.
-fn inherit(conn: &Connection, from: i64, to: i64, upto: Seq) -> StoreResult<()> {
+/// Moves records and blob references up to `last_seq` to another session.
+fn move_records(conn: &Connection, from: i64, to: i64, last_seq: Seq) -> StoreResult<()> {
     conn.prepare_cached("UPDATE record SET k = k + ?3 WHERE k > ?1 AND k <= ?2")?.execute([
         record_key(from, 0),
-        record_key(from, upto),
+        record_key(from, last_seq),
         record_key(to - from, 0),
     ])?;
     conn.prepare_cached("UPDATE blob_use SET head_id = ?2 WHERE head_id = ?1 AND seq <= ?3")?.execute([
         from,
         to,
-        upto as i64,
+        last_seq as i64,
     ])?;
     Ok(())
 }
 
 /// Updates the lineage of a stored head.
-fn replace(conn: &Connection, id: i64, head: &Head) -> StoreResult<()> {
+fn update_lineage(conn: &Connection, id: i64, head: &Head) -> StoreResult<()> {
     let parent = head.parent.as_ref().map(|p| p.session.as_str());
     conn.prepare_cached("UPDATE head SET parent = ?2, card = ?3 WHERE id = ?1")?.execute(params![
         id,

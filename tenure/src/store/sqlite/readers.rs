@@ -13,7 +13,7 @@ type ReadJob = Box<dyn FnOnce() + Send>;
 /// jobs have completed.
 pub(super) struct Readers {
     shared: Arc<ReadersState>,
-    max: usize,
+    max_threads: usize,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -32,8 +32,8 @@ struct ReadQueue {
 }
 
 impl Readers {
-    pub fn new(max: usize) -> Self {
-        Self { shared: Arc::default(), max, threads: Mutex::default() }
+    pub fn new(max_threads: usize) -> Self {
+        Self { shared: Arc::default(), max_threads, threads: Mutex::default() }
     }
 
     /// Runs a job on one of the threads; a panic ends only that job. Fails if no thread can be
@@ -41,20 +41,22 @@ impl Readers {
     pub fn run(&self, job: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
         let mut queue = self.shared.queue();
         queue.jobs.push_back(Box::new(job));
-        let served = queue.jobs.len() <= queue.idle;
+        let has_idle_thread = queue.jobs.len() <= queue.idle;
         drop(queue);
         self.shared.ready.notify_one();
-        if served {
+        if has_idle_thread {
             return Ok(());
         }
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        if threads.len() < self.max {
+        if threads.len() < self.max_threads {
             let shared = self.shared.clone();
-            let thread = thread::Builder::new().name("tenure-read".to_owned()).spawn(move || shared.work());
+            let thread = thread::Builder::new().name("tenure-read".to_owned()).spawn(move || shared.run_jobs());
             match thread {
                 Ok(thread) => threads.push(thread),
                 // The existing threads will execute the job.
-                Err(e) if !threads.is_empty() => tracing::warn!(error = %e, "no more threads to read with"),
+                Err(e) if !threads.is_empty() => {
+                    tracing::warn!(error = %e, "could not start another reader thread; using the existing ones")
+                }
                 Err(e) => {
                     self.shared.queue().jobs.clear();
                     return Err(e);
@@ -81,7 +83,7 @@ impl ReadersState {
     }
 
     /// Executes jobs until the pool is closed and the queue is empty.
-    fn work(&self) {
+    fn run_jobs(&self) {
         let mut queue = self.queue();
         loop {
             if let Some(job) = queue.jobs.pop_front() {

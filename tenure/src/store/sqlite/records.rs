@@ -26,51 +26,53 @@ pub(super) fn records(
     range: &RecordRange,
 ) -> StoreResult<Vec<Record>> {
     // Both statements read one snapshot, so that a gap is real damage and no concurrent change.
-    let _moment = Transaction::new_unchecked(conn, TransactionBehavior::Deferred)?;
-    let find = "SELECT id, seq, coalesce(card ->> '$.first', 0) FROM head WHERE tenant = ?1 AND session = ?2";
-    let found = conn.prepare_cached(find)?.query_row([key.tenant.as_str(), key.session.as_str()], |r| {
+    let _snapshot = Transaction::new_unchecked(conn, TransactionBehavior::Deferred)?;
+    let sql = "SELECT id, seq, coalesce(card ->> '$.first', 0) FROM head WHERE tenant = ?1 AND session = ?2";
+    let head_row = conn.prepare_cached(sql)?.query_row([key.tenant.as_str(), key.session.as_str()], |r| {
         Ok((r.get::<_, i64>(0)?, r.get::<_, i64>(1)? as Seq, r.get::<_, i64>(2)? as Seq))
     });
-    let Some((id, seq, first)) = found.optional()? else { return Ok(Vec::new()) };
+    let Some((id, seq, first)) = head_row.optional()? else { return Ok(Vec::new()) };
     let after = range.after.max(first.saturating_sub(1));
-    let upto = range.upto.min(seq);
-    if after >= upto || range.limit == 0 {
+    let last = range.upto.min(seq);
+    if after >= last || range.limit == 0 {
         return Ok(Vec::new());
     }
 
     // The checksum covers the sequence number, so a record at the wrong position fails verification
     // (D-009).
-    let damage = |(seq, why): (Seq, String)| -> StoreFault {
-        let there = conn.query_row(EXISTS, [record_key(id, seq)], |r| r.get(0)).unwrap_or(true);
-        let why = if there { why } else { "it is missing".to_owned() };
-        Error::corrupt(format!("{file}, session {key}, record {seq}"), why).into()
+    let corrupt_error = |(seq, reason): (Seq, String)| -> StoreFault {
+        let exists = conn.query_row(EXISTS, [record_key(id, seq)], |r| r.get(0)).unwrap_or(true);
+        let reason = if exists { reason } else { "the record is missing".to_owned() };
+        Error::corrupt(format!("{file}, session {key}, record {seq}"), reason).into()
     };
-    let (sql, mut want) = match range.order {
+    let (sql, mut expected_seq) = match range.order {
         ReadDirection::Forward => (FORWARD, after + 1),
-        ReadDirection::Backward => (BACKWARD, upto),
+        ReadDirection::Backward => (BACKWARD, last),
     };
-    let length = (upto - after).min(range.limit as u64);
-    let mut records = RecordBatch::with_capacity(length.min(8192) as usize);
+    let max_records = (last - after).min(range.limit as u64);
+    let mut records = RecordBatch::with_capacity(max_records.min(8192) as usize);
     let mut bytes = 0;
-    let mut find = conn.prepare_cached(sql)?;
-    let mut rows = find.query([record_key(id, after), record_key(id, upto)])?;
-    while (records.len() as u64) < length && bytes < MAX_PAGE_BYTES {
-        let Some(row) = rows.next()? else { return Err(damage((want, "it is missing".to_owned()))) };
-        let Ok(text) = row.get_ref(2)?.as_str() else {
-            return Err(damage((want, "its text is not UTF-8".to_owned())));
+    let mut statement = conn.prepare_cached(sql)?;
+    let mut rows = statement.query([record_key(id, after), record_key(id, last)])?;
+    while (records.len() as u64) < max_records && bytes < MAX_PAGE_BYTES {
+        let Some(row) = rows.next()? else {
+            return Err(corrupt_error((expected_seq, "the record is missing".to_owned())));
         };
-        records.push(want, row.get(0)?, row.get(1)?, text).map_err(damage)?;
+        let Ok(text) = row.get_ref(2)?.as_str() else {
+            return Err(corrupt_error((expected_seq, "the entry is not valid UTF-8".to_owned())));
+        };
+        records.push(expected_seq, row.get(0)?, row.get(1)?, text).map_err(corrupt_error)?;
         bytes += text.len();
-        want = match range.order {
-            ReadDirection::Forward => want + 1,
-            ReadDirection::Backward => want.saturating_sub(1),
+        expected_seq = match range.order {
+            ReadDirection::Forward => expected_seq + 1,
+            ReadDirection::Backward => expected_seq.saturating_sub(1),
         };
     }
-    records.finish().map_err(damage)
+    records.finish().map_err(corrupt_error)
 }
 
 pub(super) fn blob(conn: &Connection, tenant: &Tenant, id: &BlobId) -> StoreResult<Option<Arc<[u8]>>> {
-    let mut find = conn.prepare_cached("SELECT bytes FROM blob WHERE tenant = ?1 AND id = ?2")?;
-    let bytes = find.query_row(params![tenant.as_str(), id.0], |r| Ok(Arc::from(r.get_ref(0)?.as_blob()?)));
+    let mut statement = conn.prepare_cached("SELECT bytes FROM blob WHERE tenant = ?1 AND id = ?2")?;
+    let bytes = statement.query_row(params![tenant.as_str(), id.0], |r| Ok(Arc::from(r.get_ref(0)?.as_blob()?)));
     Ok(bytes.optional()?)
 }

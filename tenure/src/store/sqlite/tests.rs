@@ -20,12 +20,12 @@ use rusqlite::Connection;
 use tempfile::TempDir;
 
 /// A store in its own directory.
-struct Place {
+struct TestStore {
     store: SqliteStore,
     directory: TempDir,
 }
 
-impl Place {
+impl TestStore {
     async fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let store = SqliteStore::open(&file(&directory)).await.unwrap();
@@ -67,7 +67,9 @@ fn memory(name: &str) -> Namespace {
 }
 
 fn item(key: &str, text: &str) -> Item {
-    let (key, value, text) = (key.to_owned(), "{}".to_owned(), Some(text.to_owned()));
+    let key = key.to_owned();
+    let value = "{}".to_owned();
+    let text = Some(text.to_owned());
     Item { key, value, text, created_at: at(1), used_at: at(1), uses: 0, expires_at: None }
 }
 

@@ -25,22 +25,22 @@ const MAX_QUEUE: usize = 1024;
 pub(super) struct Writer {
     jobs: Option<mpsc::Sender<WriteJob>>,
     /// A std mutex: its holder blocks on the disk, but never awaits a task.
-    scribe: Arc<Mutex<WriteExecutor>>,
+    executor: Arc<Mutex<WriteExecutor>>,
     thread: Option<JoinHandle<()>>,
     /// Cloned by each pending use mark, so that its reference count shows whether marks are
     /// pending.
-    marking: Arc<()>,
+    pending_uses: Arc<()>,
 }
 
 impl Writer {
     /// Starts the writer thread with the connection that writes.
     pub fn start(file: Database, conn: Connection) -> Result<Self> {
         let (jobs, queue) = mpsc::channel(MAX_QUEUE);
-        let scribe = Arc::new(Mutex::new(WriteExecutor::new(conn, file, queue)));
-        let ours = scribe.clone();
+        let executor = Arc::new(Mutex::new(WriteExecutor::new(conn, file, queue)));
+        let thread_executor = executor.clone();
         let thread = thread::Builder::new().name("tenure-sqlite".to_owned());
-        let thread = thread.spawn(move || write_for_ever(&ours)).map_err(Error::unavailable)?;
-        Ok(Self { jobs: Some(jobs), scribe, thread: Some(thread), marking: Arc::default() })
+        let thread = thread.spawn(move || run_writer_thread(&thread_executor)).map_err(Error::unavailable)?;
+        Ok(Self { jobs: Some(jobs), executor, thread: Some(thread), pending_uses: Arc::default() })
     }
 
     /// Executes a write in a transaction: it is applied completely or, on an error, not at all.
@@ -49,7 +49,7 @@ impl Writer {
         &self,
         work: impl FnMut(&Connection, &Database) -> StoreResult<T> + Send + 'static,
     ) -> Result<T> {
-        self.step(WriteDurability::Durable, WritePurpose::Store, work).await
+        self.submit_and_wait(WriteDurability::Durable, WritePurpose::Store, work).await
     }
 
     /// Executes a write that frees space, with the guarantees of [`Writer::write`]. On a full disk
@@ -58,42 +58,42 @@ impl Writer {
         &self,
         work: impl FnMut(&Connection, &Database) -> StoreResult<T> + Send + 'static,
     ) -> Result<T> {
-        self.step(WriteDurability::Durable, WritePurpose::Free, work).await
+        self.submit_and_wait(WriteDurability::Durable, WritePurpose::Free, work).await
     }
 
-    async fn step<T: Send + 'static>(
+    async fn submit_and_wait<T: Send + 'static>(
         &self,
-        weight: WriteDurability,
+        durability: WriteDurability,
         purpose: WritePurpose,
         work: impl FnMut(&Connection, &Database) -> StoreResult<T> + Send + 'static,
     ) -> Result<T> {
-        let (reply, mut answer) = oneshot::channel();
-        let mut bell = self.send(WriteJob::Shared(Box::new(WriteTask::new(weight, purpose, work, reply)))).await?;
+        let (reply, mut outcome_receiver) = oneshot::channel();
+        let mut wake = self.send(WriteJob::Shared(Box::new(WriteTask::new(durability, purpose, work, reply)))).await?;
         if BlockingContext::here().is_some() && self.is_free() {
             // Other writers may be about to submit, even in the same task: yielding lets them share
             // the transaction.
             task::yield_now().await;
-            if let Ok(done) = answer.try_recv() {
-                bell.thread = None;
-                return done;
+            if let Ok(outcome) = outcome_receiver.try_recv() {
+                wake.thread = None;
+                return outcome;
             }
-            if BlockingContext::here().is_some_and(|seat| self.lead(seat) == QueueState::Nothing) {
-                bell.thread = None;
+            if BlockingContext::here().is_some_and(|context| self.run_batch_here(context) == QueueState::Nothing) {
+                wake.thread = None;
             }
         }
-        drop(bell);
-        answer.await.unwrap_or_else(|_| Err(stopped()))
+        drop(wake);
+        outcome_receiver.await.unwrap_or_else(|_| Err(stopped()))
     }
 
     /// Returns whether no write is in progress and waiting for a larger batch would not pay.
     fn is_free(&self) -> bool {
-        self.scribe.try_lock().is_ok_and(|scribe| !scribe.is_crowded())
+        self.executor.try_lock().is_ok_and(|executor| !executor.is_crowded())
     }
 
     /// Executes the queued jobs on this thread, if no other thread is doing so.
-    fn lead(&self, seat: BlockingContext) -> QueueState {
-        match self.scribe.try_lock() {
-            Ok(mut scribe) => seat.wait(|| scribe.share()),
+    fn run_batch_here(&self, context: BlockingContext) -> QueueState {
+        match self.executor.try_lock() {
+            Ok(mut executor) => context.wait(|| executor.share()),
             Err(_) => QueueState::Something,
         }
     }
@@ -101,9 +101,9 @@ impl Writer {
     /// Submits a write without waiting for it. It is dropped if the queue is full, and may be lost
     /// in a crash.
     pub fn mark(&self, mut work: impl FnMut(&Connection, &Database) -> StoreResult<()> + Send + 'static) {
-        let under_way = self.marking.clone();
+        let pending_use = self.pending_uses.clone();
         let work = move |conn: &Connection, file: &Database| {
-            let _ = &under_way;
+            let _ = &pending_use;
             work(conn, file)
         };
         let job = WriteJob::Shared(Box::new(WriteTask::new(
@@ -115,15 +115,15 @@ impl Writer {
         if let Some(jobs) = &self.jobs
             && jobs.try_send(job).is_ok()
         {
-            drop(self.bell());
+            drop(self.wake_on_drop());
         }
     }
 
     /// Waits until all pending use marks are visible to readers.
     pub async fn settle(&self) -> Result<()> {
-        match Arc::strong_count(&self.marking) {
+        match Arc::strong_count(&self.pending_uses) {
             1 => Ok(()),
-            _ => self.step(WriteDurability::MayBeLost, WritePurpose::Store, |_, _| Ok(())).await,
+            _ => self.submit_and_wait(WriteDurability::MayBeLost, WritePurpose::Store, |_, _| Ok(())).await,
         }
     }
 
@@ -133,10 +133,10 @@ impl Writer {
         &self,
         work: impl FnOnce(&Connection, &Database) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let (reply, answer) = oneshot::channel();
+        let (reply, outcome_receiver) = oneshot::channel();
         let work = Box::new(move |conn: &Connection, file: &Database| drop(reply.send(work(conn, file))));
         drop(self.send(WriteJob::Alone(work)).await?);
-        answer.await.unwrap_or_else(|_| Err(stopped()))
+        outcome_receiver.await.unwrap_or_else(|_| Err(stopped()))
     }
 
     /// The number of queued jobs.
@@ -150,10 +150,10 @@ impl Writer {
     async fn send(&self, job: WriteJob) -> Result<WakeOnDrop> {
         let jobs = self.jobs.as_ref().ok_or_else(stopped)?;
         jobs.send(job).await.map_err(|_| stopped())?;
-        Ok(self.bell())
+        Ok(self.wake_on_drop())
     }
 
-    fn bell(&self) -> WakeOnDrop {
+    fn wake_on_drop(&self) -> WakeOnDrop {
         WakeOnDrop { thread: self.thread.as_ref().map(|t| t.thread().clone()) }
     }
 }
@@ -161,7 +161,7 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         self.jobs = None;
-        drop(self.bell());
+        drop(self.wake_on_drop());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -183,13 +183,13 @@ impl Drop for WakeOnDrop {
 }
 
 /// The writer thread: executes the queue each time it is woken, until the queue is closed.
-fn write_for_ever(scribe: &Mutex<WriteExecutor>) {
-    let _end = WriterEnd(scribe);
-    while let Ok(mut at_it) = scribe.lock() {
-        if at_it.work() == QueueState::Closed {
+fn run_writer_thread(executor: &Mutex<WriteExecutor>) {
+    let _end = WriterEnd(executor);
+    while let Ok(mut locked) = executor.lock() {
+        if locked.work() == QueueState::Closed {
             break;
         }
-        drop(at_it);
+        drop(locked);
         thread::park();
     }
 }

@@ -39,13 +39,13 @@ impl Message {
         let mut meaning = Meaning::default();
         let Ok(shape) = MessageShape::read(&self.raw) else { return meaning };
         let mut texts: Vec<Cow<'_, str>> = Vec::new();
-        let mut cuts = self.cuts().iter();
+        let mut blob_refs = self.cuts().iter();
         for part in shape.parts().unwrap_or_default() {
             match part {
                 PartShape::Text(text) => texts.push(text),
                 PartShape::Other(raw) => meaning.other.push(canonical_hash(raw)),
                 PartShape::Media(data) => {
-                    meaning.media.push(content_id(&data, || cuts.next().map(|c| c.id)));
+                    meaning.media.push(content_id(&data, || blob_refs.next().map(|blob_ref| blob_ref.id)));
                 }
             }
         }
@@ -75,9 +75,10 @@ impl Message {
             return self.answers() == incoming.answers();
         }
         if self.may_call() || incoming.may_call() {
-            let (ours, theirs) = (self.tool_calls(), incoming.tool_calls());
-            if !ours.is_empty() || !theirs.is_empty() {
-                return match_calls(&ours, &theirs).is_some();
+            let stored_calls = self.tool_calls();
+            let incoming_calls = incoming.tool_calls();
+            if !stored_calls.is_empty() || !incoming_calls.is_empty() {
+                return match_calls(&stored_calls, &incoming_calls).is_some();
             }
         }
         self.says_the_same(incoming)
@@ -88,12 +89,12 @@ impl Message {
         (self.raw == incoming.raw && self.cuts == incoming.cuts) || self.says(&incoming.meaning())
     }
 
-    /// Returns true if this stored message has the given content. Missing media in `theirs` are not a
+    /// Returns true if this stored message has the given content. Missing media in `incoming` are not a
     /// difference.
-    pub(crate) fn says(&self, theirs: &Meaning) -> bool {
-        let ours = self.meaning();
-        let media = theirs.media.is_empty() || ours.media == theirs.media;
-        ours.text == theirs.text && ours.other == theirs.other && media
+    pub(crate) fn says(&self, incoming: &Meaning) -> bool {
+        let stored = self.meaning();
+        let media = incoming.media.is_empty() || stored.media == incoming.media;
+        stored.text == incoming.text && stored.other == incoming.other && media
     }
 
     /// Compares the tool calls of this stored message with those of an incoming one. `None` means that either
@@ -105,13 +106,13 @@ impl Message {
 
 /// Compares tool calls. One common id with the same name is enough, because ids are unique and some clients
 /// split or merge parallel calls. Without a common id, all names and arguments must be equal, in any order.
-pub(crate) fn match_calls(ours: &[ToolCall], theirs: &[ToolCall]) -> Option<CallMatch> {
-    if ours.is_empty() || theirs.is_empty() {
+pub(crate) fn match_calls(stored: &[ToolCall], incoming: &[ToolCall]) -> Option<CallMatch> {
+    if stored.is_empty() || incoming.is_empty() {
         return None;
     }
-    let named: HashSet<(&str, &str)> = ours.iter().map(|o| (o.id.as_str(), o.name.as_str())).collect();
-    let by_id = theirs.iter().any(|t| named.contains(&(t.id.as_str(), t.name.as_str())));
-    let by_content = pair_calls(ours, theirs).is_some();
+    let named: HashSet<(&str, &str)> = stored.iter().map(|o| (o.id.as_str(), o.name.as_str())).collect();
+    let by_id = incoming.iter().any(|t| named.contains(&(t.id.as_str(), t.name.as_str())));
+    let by_content = pair_calls(stored, incoming).is_some();
     match (by_id, by_content) {
         (true, true) => Some(CallMatch::Both),
         (true, false) => Some(CallMatch::Id),
@@ -120,10 +121,10 @@ pub(crate) fn match_calls(ours: &[ToolCall], theirs: &[ToolCall]) -> Option<Call
     }
 }
 
-/// Returns, for each of their calls, the index of our call with the same name and arguments. `None` unless
-/// this is a one-to-one mapping.
-pub(crate) fn pair_calls(ours: &[ToolCall], theirs: &[ToolCall]) -> Option<Vec<usize>> {
-    if ours.len() != theirs.len() {
+/// Returns, for each incoming call, the index of the stored call with the same name and arguments. `None`
+/// unless this is a one-to-one mapping.
+pub(crate) fn pair_calls(stored: &[ToolCall], incoming: &[ToolCall]) -> Option<Vec<usize>> {
+    if stored.len() != incoming.len() {
         return None;
     }
     // Sorted alike, calls with equal contents have equal positions.
@@ -133,12 +134,12 @@ pub(crate) fn pair_calls(ours: &[ToolCall], theirs: &[ToolCall]) -> Option<Vec<u
         content.sort();
         content
     };
-    let mut pairs = vec![0; theirs.len()];
-    for (ours, theirs) in sorted(ours).into_iter().zip(sorted(theirs)) {
-        if (&ours.0, &ours.1) != (&theirs.0, &theirs.1) {
+    let mut pairs = vec![0; incoming.len()];
+    for (stored, incoming) in sorted(stored).into_iter().zip(sorted(incoming)) {
+        if (&stored.0, &stored.1) != (&incoming.0, &incoming.1) {
             return None;
         }
-        pairs[theirs.2] = ours.2;
+        pairs[incoming.2] = stored.2;
     }
     Some(pairs)
 }

@@ -18,82 +18,82 @@ async fn four_commits(dir: &TempDir) -> (Vec<u8>, Vec<(usize, (Option<Head>, Vec
     fourth.head.status = Status::Paused;
     for commit in [&first, &second, &third, &fourth] {
         store.commit(commit).await.unwrap();
-        states.push((fs::metadata(&path).unwrap().len() as usize, all(&store, &key).await));
+        states.push((fs::metadata(&path).unwrap().len() as usize, read_session(&store, &key).await));
     }
     (fs::read(path).unwrap(), states)
 }
 
 #[tokio::test]
-async fn what_is_found_after_a_crash_at_any_byte_is_the_last_whole_commit() {
+async fn a_crash_at_any_byte_leaves_the_last_complete_commit() {
     let dir = TempDir::new().unwrap();
     let (bytes, states) = four_commits(&dir).await;
     let (key, path) = (key("s"), dir.path().join("default/s.jsonl"));
-    for cut in 0..=bytes.len() {
-        fs::write(&path, &bytes[..cut]).unwrap();
-        let (store, repairs) = open_mended(dir.path()).await;
-        let (len, want) = states.iter().rev().find(|(len, _)| *len <= cut).unwrap();
-        assert_eq!(&all(&store, &key).await, want, "cut at {cut}");
-        let mended = match (*len, cut - len) {
-            (0, _) => vec![format!("removed {cut} bytes: its first commit was never finished")],
+    for end in 0..=bytes.len() {
+        fs::write(&path, &bytes[..end]).unwrap();
+        let (store, repairs) = open_repaired(dir.path()).await;
+        let (len, want) = states.iter().rev().find(|(len, _)| *len <= end).unwrap();
+        assert_eq!(&read_session(&store, &key).await, want, "truncated at {end}");
+        let expected = match (*len, end - len) {
+            (0, _) => vec![format!("removed the file ({end} bytes): its first commit was incomplete")],
             (_, 0) => vec![],
             (_, n) => {
                 let line = bytes[..*len].iter().filter(|b| **b == b'\n').count() + 1;
-                vec![format!("cut {n} bytes from line {line} on: a commit that was never finished")]
+                vec![format!("truncated {n} bytes from line {line} on: an incomplete commit")]
             }
         };
-        assert_eq!(repairs.iter().map(|r| r.what.clone()).collect::<Vec<_>>(), mended, "cut at {cut}");
+        assert_eq!(repairs.iter().map(|r| r.what.clone()).collect::<Vec<_>>(), expected, "truncated at {end}");
 
         // The session can continue from there, and no further repair is needed.
-        let go_on = match &want.0 {
+        let continuation = match &want.0 {
             Some(head) => next(head, &[user("after")]),
             None => begin(&key, &[user("after")]),
         };
-        store.commit(&go_on).await.unwrap();
-        let after = all(&store, &key).await;
+        store.commit(&continuation).await.unwrap();
+        let after = read_session(&store, &key).await;
         drop(store);
-        assert_eq!(all(&open(&dir).await, &key).await, after, "cut at {cut}");
+        assert_eq!(read_session(&open(&dir).await, &key).await, after, "truncated at {end}");
     }
 }
 
 #[tokio::test]
-async fn rubbish_at_the_end_is_cut() {
+async fn invalid_bytes_at_the_end_are_truncated() {
     let dir = TempDir::new().unwrap();
     let (bytes, states) = four_commits(&dir).await;
     let (key, path) = (key("s"), dir.path().join("default/s.jsonl"));
     // Possible remains of an interrupted write: zeros, or its end without its beginning.
     let zeros = vec![0; 5000];
     let (third, fourth) = (&bytes[states[2].0..states[3].0], &bytes[states[3].0..]);
-    let beheaded = [&[0; 30], &third[30..]].concat();
-    for tail in [&zeros[..], b"\n\n\n", &[0xff, b'\n', 0xc3], b"{}\n", &fourth[1..], &beheaded] {
-        let whole = &bytes[..states[2].0];
-        fs::write(&path, [whole, tail].concat()).unwrap();
-        let (store, repairs) = open_mended(dir.path()).await;
+    let without_start = [&[0; 30], &third[30..]].concat();
+    for tail in [&zeros[..], b"\n\n\n", &[0xff, b'\n', 0xc3], b"{}\n", &fourth[1..], &without_start] {
+        let intact = &bytes[..states[2].0];
+        fs::write(&path, [intact, tail].concat()).unwrap();
+        let (store, repairs) = open_repaired(dir.path()).await;
         assert_eq!(repairs.len(), 1);
         assert!(repairs[0].place.ends_with("default/s.jsonl"));
-        assert!(repairs[0].what.starts_with(&format!("cut {} bytes from line 6 on", tail.len())), "{repairs:?}");
-        assert_eq!(all(&store, &key).await, states[2].1);
-        assert_eq!(fs::read(&path).unwrap(), whole);
+        assert!(repairs[0].what.starts_with(&format!("truncated {} bytes from line 6 on", tail.len())), "{repairs:?}");
+        assert_eq!(read_session(&store, &key).await, states[2].1);
+        assert_eq!(fs::read(&path).unwrap(), intact);
     }
 }
 
 #[tokio::test]
-async fn damage_before_the_end_is_never_cut() {
+async fn damage_before_the_end_is_never_truncated() {
     let dir = TempDir::new().unwrap();
     let (bytes, states) = four_commits(&dir).await;
     let path = dir.path().join("default/s.jsonl");
     // Except the line break between the last two commits: without it they look like one unfinished
     // commit.
-    for place in 0..states[3].0 - 1 {
+    for position in 0..states[3].0 - 1 {
         let mut damaged = bytes.clone();
-        damaged[place] ^= 1;
+        damaged[position] ^= 1;
         fs::write(&path, &damaged).unwrap();
-        let (store, repairs) = open_mended(dir.path()).await;
+        let (store, repairs) = open_repaired(dir.path()).await;
         let line =
-            bytes[..states.iter().rev().find(|(len, _)| *len <= place).unwrap().0].split(|b| *b == b'\n').count();
-        assert_eq!(repairs.len(), 1, "byte {place}");
-        assert!(repairs[0].what.starts_with("NOT mended"), "byte {place}: {repairs:?}");
+            bytes[..states.iter().rev().find(|(len, _)| *len <= position).unwrap().0].split(|b| *b == b'\n').count();
+        assert_eq!(repairs.len(), 1, "byte {position}");
+        assert!(repairs[0].what.starts_with("NOT repaired"), "byte {position}: {repairs:?}");
         let error = store.head(&key("s")).await.unwrap_err().to_string();
-        assert!(error.contains(&format!("default/s.jsonl:{line}")), "byte {place}: {error}");
+        assert!(error.contains(&format!("default/s.jsonl:{line}")), "byte {position}: {error}");
         assert_eq!(fs::read(&path).unwrap(), damaged);
     }
 }
@@ -105,11 +105,11 @@ async fn a_damaged_session_does_not_stop_the_others() {
     let path = dir.path().join("default/s.jsonl");
     // A whole commit is missing.
     fs::write(&path, [&bytes[..states[1].0], &bytes[states[2].0..]].concat()).unwrap();
-    let (store, repairs) = open_mended(dir.path()).await;
+    let (store, repairs) = open_repaired(dir.path()).await;
     assert_eq!(repairs[0].place, format!("{}:4", path.display()));
-    assert_eq!(repairs[0].what, "NOT mended: record 3 is missing, 6 is in its place; restore the file from a backup");
+    assert_eq!(repairs[0].what, "NOT repaired: expected record 3, found record 6; restore the file from a backup");
 
-    let (other, key, shelf) = (key("other"), key("s"), shelf_of("s"));
+    let (other, key, namespace) = (key("other"), key("s"), session_namespace("s"));
     store.commit(&begin(&other, &[])).await.unwrap();
     let step = next(states[4].1.0.as_ref().unwrap(), &[]);
     let codes = [
@@ -117,11 +117,11 @@ async fn a_damaged_session_does_not_stop_the_others() {
         store.records(&key, &RecordRange::after(0)).await.unwrap_err().code(),
         store.commit(&step).await.unwrap_err().code(),
         store.commit(&begin(&key, &[])).await.unwrap_err().code(),
-        store.put(&shelf, &item("a", "b"), None).await.unwrap_err().code(),
-        store.get(&shelf, "a", None).await.unwrap_err().code(),
-        store.items(&shelf, None, 1).await.unwrap_err().code(),
-        store.remove(&shelf, "a").await.unwrap_err().code(),
-        store.search(&shelf, "a", 1).await.unwrap_err().code(),
+        store.put(&namespace, &item("a", "b"), None).await.unwrap_err().code(),
+        store.get(&namespace, "a", None).await.unwrap_err().code(),
+        store.items(&namespace, None, 1).await.unwrap_err().code(),
+        store.remove(&namespace, "a").await.unwrap_err().code(),
+        store.search(&namespace, "a", 1).await.unwrap_err().code(),
     ];
     assert_eq!(codes, ["corrupt"; 9]);
     let listed = store
@@ -137,31 +137,32 @@ async fn a_damaged_session_does_not_stop_the_others() {
 }
 
 #[tokio::test]
-async fn damaged_shelves_are_their_owners_alone() {
+async fn damaged_namespaces_affect_only_their_owner() {
     let dir = TempDir::new().unwrap();
     let store = open(&dir).await;
-    let (ada, bob) = (shelf(Owner::User("ada".try_into().unwrap())), shelf(Owner::User("bob".try_into().unwrap())));
-    for shelf in [&ada, &bob] {
-        store.put(shelf, &item("a", "tea"), None).await.unwrap();
-        store.put(shelf, &item("b", "tea"), None).await.unwrap();
+    let ada = namespace_of(Owner::User("ada".try_into().unwrap()));
+    let bob = namespace_of(Owner::User("bob".try_into().unwrap()));
+    for namespace in [&ada, &bob] {
+        store.put(namespace, &item("a", "tea"), None).await.unwrap();
+        store.put(namespace, &item("b", "tea"), None).await.unwrap();
     }
     drop(store);
     let path = dir.path().join("default/shelves/user%2Fada.jsonl");
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, String::from_utf8(bytes.clone()).unwrap().replacen("tea", "tee", 1)).unwrap();
-    let (store, repairs) = open_mended(dir.path()).await;
+    let (store, repairs) = open_repaired(dir.path()).await;
     assert_eq!(repairs.len(), 1);
     assert_eq!(store.items(&ada, None, 9).await.unwrap_err().code(), "corrupt");
     assert_eq!(store.items(&bob, None, 9).await.unwrap().len(), 2);
     drop(store);
     fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
-    let (store, repairs) = open_mended(dir.path()).await;
+    let (store, repairs) = open_repaired(dir.path()).await;
     assert_eq!(repairs.len(), 1);
     assert_eq!(store.items(&ada, None, 9).await.unwrap().len(), 1);
 }
 
 #[tokio::test]
-async fn a_record_damaged_under_our_hands_names_its_line() {
+async fn a_record_damaged_while_the_store_is_open_names_its_line() {
     let dir = TempDir::new().unwrap();
     let store = open(&dir).await;
     store.commit(&begin(&key("s"), &[user("one"), user("two")])).await.unwrap();
@@ -181,7 +182,7 @@ async fn a_record_damaged_under_our_hands_names_its_line() {
 }
 
 #[tokio::test]
-async fn half_a_commit_that_stays_is_never_followed_by_another() {
+async fn a_partial_commit_is_never_followed_by_another() {
     let dir = TempDir::new().unwrap();
     let store = open(&dir).await;
     let first = begin(&key("s"), &[user("one")]);
@@ -196,7 +197,7 @@ async fn half_a_commit_that_stays_is_never_followed_by_another() {
     let error = store.commit(&step).await.unwrap_err();
     assert_eq!(error.code(), "unavailable");
     assert!(error.to_string().contains("reopen the store"), "{error}");
-    assert_eq!(store.put(&shelf_of("s"), &item("k", "v"), None).await.unwrap_err().code(), "unavailable");
+    assert_eq!(store.put(&session_namespace("s"), &item("k", "v"), None).await.unwrap_err().code(), "unavailable");
     assert_eq!(store.records(&key("s"), &RecordRange::after(0)).await.unwrap(), first.records);
     store.commit(&begin(&key("other"), &[])).await.unwrap();
     drop(store);
@@ -209,8 +210,8 @@ struct Mount<'a>(&'a Path);
 
 impl<'a> Mount<'a> {
     fn new(dir: &'a Path) -> Option<Self> {
-        let made = Command::new("mount").args(["-t", "tmpfs", "-o", "size=256k", "tmpfs"]).arg(dir).output();
-        made.is_ok_and(|o| o.status.success()).then_some(Self(dir))
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=256k", "tmpfs"]).arg(dir).output();
+        mounted.is_ok_and(|o| o.status.success()).then_some(Self(dir))
     }
 }
 
@@ -222,7 +223,7 @@ impl Drop for Mount<'_> {
 
 /// Requires the right to mount; is skipped without it.
 #[tokio::test]
-async fn a_full_disk_takes_nothing_back_that_was_acknowledged() {
+async fn a_full_disk_loses_no_acknowledged_commit() {
     let dir = TempDir::new().unwrap();
     let Some(_mount) = Mount::new(dir.path()) else { return eprintln!("SKIPPED: no right to mount a small disk") };
     let store = open(&dir).await;
@@ -242,8 +243,8 @@ async fn a_full_disk_takes_nothing_back_that_was_acknowledged() {
     assert_eq!(store.commit(&media).await.unwrap_err().code(), "storage_full");
     let step = next(&head, &[user("small")]);
     store.commit(&step).await.unwrap();
-    let before = all(&store, &key("s")).await;
+    let before = read_session(&store, &key("s")).await;
     assert_eq!(before.0, Some(step.head));
     drop(store);
-    assert_eq!(all(&open(&dir).await, &key("s")).await, before);
+    assert_eq!(read_session(&open(&dir).await, &key("s")).await, before);
 }

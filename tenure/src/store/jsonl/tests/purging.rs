@@ -3,30 +3,32 @@
 use super::*;
 
 /// Reads what a fork shows: the records of its ancestors up to the fork points, and its own.
-pub(super) async fn shown(store: &dyn Store, key: &SessionKey) -> Vec<Record> {
-    let (mut session, mut upto, mut shown) = (key.clone(), u64::MAX, Vec::new());
+pub(super) async fn full_log(store: &dyn Store, key: &SessionKey) -> Vec<Record> {
+    let mut session = key.clone();
+    let mut upto = u64::MAX;
+    let mut log = Vec::new();
     loop {
-        let head = store.head(&session).await.unwrap().expect("a fork's parent is there");
+        let head = store.head(&session).await.unwrap().expect("a fork's parent exists");
         let mut own = store.records(&session, &RecordRange { upto, ..RecordRange::after(0) }).await.unwrap();
-        own.append(&mut shown);
-        shown = own;
-        let Some(parent) = head.parent else { return shown };
+        own.append(&mut log);
+        log = own;
+        let Some(parent) = head.parent else { return log };
         upto = upto.min(parent.seq);
         session.session = parent.session;
     }
 }
 
-async fn shown_all(store: &dyn Store, sessions: &[&str]) -> Vec<Vec<Record>> {
-    let mut all = Vec::new();
+async fn full_logs(store: &dyn Store, sessions: &[&str]) -> Vec<Vec<Record>> {
+    let mut logs = Vec::new();
     for session in sessions {
-        all.push(shown(store, &key(session)).await);
+        logs.push(full_log(store, &key(session)).await);
     }
-    all
+    logs
 }
 
 /// Creates a root of five records in three commits, forks of it at 2, 4 (in the middle of a commit)
 /// and 5, and a fork of a fork.
-async fn family(store: &JsonlStore) {
+async fn create_fork_tree(store: &JsonlStore) {
     let mut first = begin(&key("root"), &[user("one")]);
     first.blobs.push(blob(b"early"));
     first.items.push(("cache".into(), item("secret", "of the root")));
@@ -41,7 +43,7 @@ async fn family(store: &JsonlStore) {
         let mut step = fork(&key(name), &third.head, seq);
         step.head.due_at = Some(at(1000));
         store.commit(&step).await.unwrap();
-        store.put(&shelf_of(name), &item("k", name), None).await.unwrap();
+        store.put(&session_namespace(name), &item("k", name), None).await.unwrap();
         store.commit(&next(&step.head, &[user("more")])).await.unwrap();
     }
     let at4 = store.head(&key("at4")).await.unwrap().unwrap();
@@ -51,11 +53,11 @@ async fn family(store: &JsonlStore) {
 const FORKS: [&str; 4] = ["at2", "at3", "at4", "grandchild"];
 
 #[tokio::test]
-async fn forks_do_not_notice_that_their_parent_is_purged() {
+async fn a_purge_does_not_change_the_forks_of_the_session() {
     let dir = TempDir::new().unwrap();
     let store = open(&dir).await;
-    family(&store).await;
-    let before = shown_all(&store, &FORKS).await;
+    create_fork_tree(&store).await;
+    let before = full_logs(&store, &FORKS).await;
     let stale = store.head(&key("at4")).await.unwrap().unwrap();
     store.purge(&key("root")).await.unwrap();
     store.purge(&key("root")).await.unwrap();
@@ -63,30 +65,30 @@ async fn forks_do_not_notice_that_their_parent_is_purged() {
     let parent = |head: Head| head.parent.map(|p| (p.session.to_string(), p.seq));
     let copied = copy(&dir);
     for store in [&store, &open(&copied).await] {
-        assert_eq!(shown_all(store, &FORKS).await, before);
+        assert_eq!(full_logs(store, &FORKS).await, before);
         let heads = [store.head(&key("at4")).await.unwrap().unwrap(), store.head(&key("at3")).await.unwrap().unwrap()];
         assert_eq!((heads[0].first, heads[0].due_at, heads[0].seq), (1, Some(at(1000)), stale.seq));
         assert_eq!(heads.map(parent), [None, Some(("at4".to_owned(), 3))]);
         let has = async |b: &[u8]| store.blob(&Tenant::default(), &BlobId::of(b)).await.unwrap().is_some();
         assert_eq!((has(b"early").await, has(b"later").await, has(b"last").await), (true, true, false));
-        assert_eq!(store.items(&shelf_of("at4"), None, 9).await.unwrap(), [item("k", "at4")]);
+        assert_eq!(store.items(&session_namespace("at4"), None, 9).await.unwrap(), [item("k", "at4")]);
     }
-    assert!(!bytes_under(dir.path(), "nobody needs") && !bytes_under(dir.path(), "secret"));
+    assert!(!any_file_contains(dir.path(), "nobody needs") && !any_file_contains(dir.path(), "secret"));
 
-    // A writer that loaded the heir before the purge can continue, and does not restore the old
-    // parent.
+    // A writer that loaded the inheriting fork before the purge can continue, and does not restore
+    // the old parent.
     store.commit(&next(&stale, &[user("and on")])).await.unwrap();
     let head = store.head(&key("at4")).await.unwrap().unwrap();
     assert_eq!((head.first, head.parent), (1, None));
 
     // Purge one after the other until none is left.
-    for gone in ["at4", "at2", "grandchild", "at3"] {
-        store.purge(&key(gone)).await.unwrap();
-        let left = store.heads(&SessionQuery::new(OwnerFilter::Everyone, 9)).await.unwrap();
-        for head in &left {
+    for purged in ["at4", "at2", "grandchild", "at3"] {
+        store.purge(&key(purged)).await.unwrap();
+        let remaining = store.heads(&SessionQuery::new(OwnerFilter::Everyone, 9)).await.unwrap();
+        for head in &remaining {
             let name = head.info.session_id.as_str();
             let i = FORKS.iter().position(|f| *f == name).unwrap();
-            assert_eq!(shown(&store, &head.key()).await, before[i], "{name} after {gone}");
+            assert_eq!(full_log(&store, &head.key()).await, before[i], "{name} after {purged}");
         }
     }
     assert_eq!(fs::read_dir(dir.path().join("default/blobs")).unwrap().count(), 0);
@@ -95,11 +97,11 @@ async fn forks_do_not_notice_that_their_parent_is_purged() {
 }
 
 #[tokio::test]
-async fn a_purge_that_a_crash_cut_short_harms_nobody_and_can_be_repeated() {
+async fn a_purge_interrupted_by_a_crash_loses_nothing_and_can_be_repeated() {
     let dir = TempDir::new().unwrap();
     let store = open(&dir).await;
-    family(&store).await;
-    let before = shown_all(&store, &FORKS).await;
+    create_fork_tree(&store).await;
+    let before = full_logs(&store, &FORKS).await;
     let old = copy(&dir);
     store.purge(&key("root")).await.unwrap();
     drop(store);
@@ -120,26 +122,26 @@ async fn a_purge_that_a_crash_cut_short_harms_nobody_and_can_be_repeated() {
         // A new file that has not been renamed yet.
         fs::write(crashed.path().join("default/at4.jsonl.tmp"), "half").unwrap();
         let store = open(&crashed).await;
-        assert_eq!(shown_all(&store, &FORKS).await, before, "{files:?}");
+        assert_eq!(full_logs(&store, &FORKS).await, before, "{files:?}");
         assert!(store.head(&key("root")).await.unwrap().is_some());
         store.purge(&key("root")).await.unwrap();
         assert_eq!(store.head(&key("root")).await.unwrap(), None);
-        assert_eq!(shown_all(&store, &FORKS).await, before, "{files:?}");
-        assert!(!bytes_under(crashed.path(), "nobody needs"));
+        assert_eq!(full_logs(&store, &FORKS).await, before, "{files:?}");
+        assert!(!any_file_contains(crashed.path(), "nobody needs"));
         drop(store);
         let store = open(&crashed).await;
-        assert_eq!(shown_all(&store, &FORKS).await, before, "{files:?}");
+        assert_eq!(full_logs(&store, &FORKS).await, before, "{files:?}");
     }
 }
 
 #[tokio::test]
-async fn nothing_is_destroyed_while_a_fork_leans_on_it() {
+async fn nothing_is_destroyed_while_a_fork_inherits_from_it() {
     let dir = TempDir::new().unwrap();
     let store = open(&dir).await;
-    family(&store).await;
-    let before = shown_all(&store, &FORKS).await;
+    create_fork_tree(&store).await;
+    let before = full_logs(&store, &FORKS).await;
     for name in ["at4", "at2"] {
-        // The heir's new file, or the other fork's new parent, cannot be written.
+        // The inheriting fork's new file, or the other fork's new parent, cannot be written.
         let file = dir.path().join("default").join(if name == "at4" { "at4.jsonl.tmp" } else { "at2.jsonl" });
         let aside = dir.path().join("aside");
         let _ = fs::rename(&file, &aside);
@@ -147,13 +149,13 @@ async fn nothing_is_destroyed_while_a_fork_leans_on_it() {
         assert!(store.purge(&key("root")).await.is_err());
         let _ = fs::remove_file(&file);
         let _ = fs::rename(&aside, &file);
-        assert_eq!(shown_all(&store, &FORKS).await, before);
+        assert_eq!(full_logs(&store, &FORKS).await, before);
         let copied = copy(&dir);
         let store = open(&copied).await;
-        assert_eq!(shown_all(&store, &FORKS).await, before);
+        assert_eq!(full_logs(&store, &FORKS).await, before);
         assert!(store.head(&key("root")).await.unwrap().is_some());
         store.purge(&key("root")).await.unwrap();
-        assert_eq!(shown_all(&store, &FORKS).await, before);
+        assert_eq!(full_logs(&store, &FORKS).await, before);
     }
 }
 
@@ -161,23 +163,23 @@ async fn nothing_is_destroyed_while_a_fork_leans_on_it() {
 async fn a_fork_is_read_while_its_parent_is_purged() {
     let dir = TempDir::new().unwrap();
     let store = Arc::new(open(&dir).await);
-    let said: Vec<_> = (0..500).map(|i| user(&format!("message {i}"))).collect();
-    let root = begin(&key("root"), &said);
+    let entries: Vec<_> = (0..500).map(|i| user(&format!("message {i}"))).collect();
+    let root = begin(&key("root"), &entries);
     store.commit(&root).await.unwrap();
-    store.commit(&fork(&key("heir"), &root.head, 400)).await.unwrap();
-    let own = store.records(&key("heir"), &RecordRange::after(400)).await.unwrap();
+    store.commit(&fork(&key("fork"), &root.head, 400)).await.unwrap();
+    let own = store.records(&key("fork"), &RecordRange::after(400)).await.unwrap();
     let mut readers = tokio::task::JoinSet::new();
     for _ in 0..4 {
         let (store, own) = (store.clone(), own.clone());
         readers.spawn(async move {
             for _ in 0..50 {
-                assert_eq!(store.records(&key("heir"), &RecordRange::after(400)).await.unwrap(), own);
+                assert_eq!(store.records(&key("fork"), &RecordRange::after(400)).await.unwrap(), own);
             }
         });
     }
     store.purge(&key("root")).await.unwrap();
-    while let Some(done) = readers.join_next().await {
-        done.unwrap();
+    while let Some(result) = readers.join_next().await {
+        result.unwrap();
     }
 }
 
@@ -186,7 +188,9 @@ fn copy(dir: &TempDir) -> TempDir {
     fn copy_all(from: &Path, to: &Path) {
         fs::create_dir_all(to).unwrap();
         for entry in fs::read_dir(from).unwrap() {
-            let (path, to) = (entry.as_ref().unwrap().path(), to.join(entry.unwrap().file_name()));
+            let entry = entry.unwrap();
+            let path = entry.path();
+            let to = to.join(entry.file_name());
             if path.is_dir() { copy_all(&path, &to) } else { assert!(fs::copy(&path, &to).is_ok()) }
         }
     }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use tokio::task::JoinSet;
 
 #[tokio::test]
-async fn a_step_is_taken_once_and_only_from_its_base() {
+async fn a_commit_is_applied_once_and_only_to_its_base() {
     for options in ["pool=2", "pool=2&prepare=off"] {
         let Some(db) = Db::new(options).await else { return };
         let store = &db.store;
@@ -26,22 +26,22 @@ async fn a_step_is_taken_once_and_only_from_its_base() {
         assert!(matches!(error, Error::Conflict { expected: 1, .. }), "{error:?}");
         let error = Writer::create(store, "a").await.unwrap_err();
         assert!(matches!(error, Error::Exists { .. }), "{error:?}");
-        let mut lost = stale;
-        lost.head.info.session_id = key("nobody").session;
-        let error = lost.add(store, [say("x")]).await.unwrap_err();
-        assert!(matches!(&error, Error::NotFound { session_id } if session_id.as_str() == "nobody"), "{error:?}");
-        let mut hole = a.step([say("x")]);
-        hole.records[0].seq += 1;
-        assert_eq!(store.commit(&hole).await.unwrap_err().code(), "invalid");
-        assert_eq!(own(store, &key("a")).await.len(), 3, "what was refused has changed nothing");
+        let mut missing = stale;
+        missing.head.info.session_id = key("missing").session;
+        let error = missing.add(store, [say("x")]).await.unwrap_err();
+        assert!(matches!(&error, Error::NotFound { session_id } if session_id.as_str() == "missing"), "{error:?}");
+        let mut gap = a.step([say("x")]);
+        gap.records[0].seq += 1;
+        assert_eq!(store.commit(&gap).await.unwrap_err().code(), "invalid");
+        assert_eq!(own(store, &key("a")).await.len(), 3, "a rejected commit changes nothing");
 
         // A commit without records changes only the head.
-        let mut card = a.step([]);
-        card.head.due_at = Some(at(99));
-        store.commit(&card).await.unwrap();
+        let mut head_only = a.step([]);
+        head_only.head.due_at = Some(at(99));
+        store.commit(&head_only).await.unwrap();
         assert_eq!(store.head(&key("a")).await.unwrap().unwrap().due_at, Some(at(99)));
-        assert_eq!(store.head(&key("nobody")).await.unwrap(), None);
-        assert_eq!(store.records(&key("nobody"), &RecordRange::after(0)).await.unwrap(), []);
+        assert_eq!(store.head(&key("missing")).await.unwrap(), None);
+        assert_eq!(store.records(&key("missing"), &RecordRange::after(0)).await.unwrap(), []);
 
         if options.contains("prepare=off") {
             // Prepared statements of any connection of the pool would be visible here.
@@ -76,16 +76,16 @@ async fn sixteen_writers_on_one_session_lose_nothing() {
     writers.join_all().await;
     let session = load(&store, &key("a")).await;
     assert_eq!(session.head(), &store.head(&key("a")).await.unwrap().unwrap());
-    let mut said: Vec<String> = session.messages.iter().step_by(2).map(|m| m.message.text()).collect();
-    said.sort();
-    said.dedup();
-    assert_eq!((said.len(), session.messages.len(), session.seq), (128, 256, 257));
+    let mut texts: Vec<String> = session.messages.iter().step_by(2).map(|m| m.message.text()).collect();
+    texts.sort();
+    texts.dedup();
+    assert_eq!((texts.len(), session.messages.len(), session.seq), (128, 256, 257));
     let store = std::sync::Arc::into_inner(store).unwrap();
     Db { store, ..db }.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sixteen_writers_on_their_own_sessions_do_not_meet() {
+async fn sixteen_writers_on_their_own_sessions_do_not_conflict() {
     let Some(db) = Db::new("pool=16").await else { return };
     let store = std::sync::Arc::new(db.store);
     let mut writers = JoinSet::new();
@@ -130,34 +130,38 @@ async fn pages_are_bounded_and_complete() {
 }
 
 #[tokio::test]
-async fn damage_names_its_place() {
+async fn damage_is_reported_with_its_location() {
     let Some(db) = Db::new("pool=2").await else { return };
     let store = &db.store;
     let mut w = Writer::create(store, "a").await.unwrap();
     w.add(store, (0..9).map(|n| say(&format!("{n}")))).await.unwrap();
-    let read = |range: RecordRange| async move { store.records(&key("a"), &range).await.unwrap_err().to_string() };
+    let read_error =
+        |range: RecordRange| async move { store.records(&key("a"), &range).await.unwrap_err().to_string() };
 
     db.rows("UPDATE tenure_record SET entry = replace(entry, '3', '4') WHERE seq = 5").await;
-    let place = "damaged data at postgres, session acme/a, record 5: its checksum is wrong";
-    assert_eq!(read(RecordRange::after(0)).await, place);
+    let want = "damaged data at postgres, session acme/a, record 5: its checksum does not match";
+    assert_eq!(read_error(RecordRange::after(0)).await, want);
     for (seq, range) in
         [(5, RecordRange::after(2)), (5, RecordRange::after(4)), (5, RecordRange { upto: 5, ..RecordRange::after(4) })]
     {
         db.rows(&format!("DELETE FROM tenure_record WHERE seq = {seq}")).await;
-        assert_eq!(read(range).await, "damaged data at postgres, session acme/a, record 5: it is missing");
+        assert_eq!(
+            read_error(range).await,
+            "damaged data at postgres, session acme/a, record 5: the record is missing"
+        );
     }
-    assert!(read(RecordRange::back_from(u64::MAX, 99)).await.contains("record 5: it is missing"));
+    assert!(read_error(RecordRange::back_from(u64::MAX, 99)).await.contains("record 5: the record is missing"));
     db.rows("DELETE FROM tenure_record WHERE seq IN (1, 10)").await;
-    assert!(read(RecordRange::after(0)).await.contains("record 1: it is missing"));
-    assert!(read(RecordRange::after(9)).await.contains("record 10: it is missing"));
-    assert!(read(RecordRange::back_from(u64::MAX, 1)).await.contains("record 10: it is missing"));
+    assert!(read_error(RecordRange::after(0)).await.contains("record 1: the record is missing"));
+    assert!(read_error(RecordRange::after(9)).await.contains("record 10: the record is missing"));
+    assert!(read_error(RecordRange::back_from(u64::MAX, 1)).await.contains("record 10: the record is missing"));
     db.rows("UPDATE tenure_head SET card = '{}'").await;
-    assert!(store.head(&key("a")).await.unwrap_err().to_string().contains("session acme/a, card: missing field"));
+    assert!(store.head(&key("a")).await.unwrap_err().to_string().contains("session acme/a, head: missing field"));
     db.end().await;
 }
 
 #[tokio::test]
-async fn nul_survives_in_json() {
+async fn nul_characters_in_json_are_preserved() {
     let Some(db) = Db::new("pool=2").await else { return };
     let store = &db.store;
     let mut w = Writer::create(store, "a").await.unwrap();
@@ -177,14 +181,14 @@ async fn nul_survives_in_json() {
     assert_eq!(rows[0].get::<_, &str>(0), info);
     assert!(rows[0].get::<_, bool>(1));
 
-    let mut step = w.step([say("x")]);
-    step.head.thread = Some("a\0b".to_owned());
-    assert_eq!(store.commit(&step).await.unwrap_err().code(), "invalid");
+    let mut commit = w.step([say("x")]);
+    commit.head.thread = Some("a\0b".to_owned());
+    assert_eq!(store.commit(&commit).await.unwrap_err().code(), "invalid");
     db.end().await;
 }
 
 #[tokio::test]
-async fn a_newer_format_is_refused() {
+async fn a_newer_format_is_rejected() {
     let Some(db) = Db::new("pool=2").await else { return };
     db.rows("INSERT INTO tenure_format (version) VALUES (99)").await;
     let error = PostgresStore::open(&db.url).await.unwrap_err();
@@ -196,7 +200,7 @@ async fn a_newer_format_is_refused() {
 /// table lock: the migration yields until it can proceed, the nodes continue before and after, and
 /// no further node of this version can start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_newer_version_migrates_under_nodes_of_this_one() {
+async fn a_newer_version_migrates_while_nodes_of_this_version_work() {
     let Some(db) = Db::new("pool=4").await else { return };
     let store = Arc::new(PostgresStore::open(&db.url).await.unwrap());
     let next =
@@ -206,19 +210,21 @@ async fn a_newer_version_migrates_under_nodes_of_this_one() {
     let versions = [&migrate::MIGRATIONS[..], &[next]].concat();
 
     let mut nodes = JoinSet::new();
-    let done = Arc::new(AtomicBool::new(false));
+    let is_done = Arc::new(AtomicBool::new(false));
     for n in 0..4 {
-        let (store, done) = (store.clone(), done.clone());
+        let store = store.clone();
+        let is_done = is_done.clone();
         nodes.spawn(async move {
             let mut writer = Writer::create(&store, &format!("s{n}")).await.unwrap();
-            let (mut turns, mut last) = (0, false);
+            let mut turns = 0;
+            let mut is_last = false;
             // One more iteration after the migration, with statements that were prepared before it.
-            while !std::mem::replace(&mut last, done.load(SeqCst)) {
+            while !std::mem::replace(&mut is_last, is_done.load(SeqCst)) {
                 writer.add(&store, [say("x"), say("y")]).await.unwrap();
                 turns += 1;
                 assert_eq!(own(&store, &key(&format!("s{n}"))).await.len(), 1 + 2 * turns);
                 assert!(!store.heads(&SessionQuery::new(OwnerFilter::Everyone, 10)).await.unwrap().is_empty());
-                let shelf = Namespace { tenant: tenant(), owner: Owner::Tenant, name: "n".to_owned() };
+                let namespace = Namespace { tenant: tenant(), owner: Owner::Tenant, name: "n".to_owned() };
                 let item = Item {
                     key: n.to_string(),
                     value: "1".into(),
@@ -228,33 +234,33 @@ async fn a_newer_version_migrates_under_nodes_of_this_one() {
                     uses: 0,
                     expires_at: None,
                 };
-                store.put(&shelf, &item, Some(3)).await.unwrap();
-                store.items(&shelf, None, 9).await.unwrap();
+                store.put(&namespace, &item, Some(3)).await.unwrap();
+                store.items(&namespace, None, 9).await.unwrap();
             }
             turns
         });
     }
-    let mut holder = db.store.link.lease().await.unwrap();
-    let held = holder.transaction().await.unwrap();
-    held.batch_execute(&db.store.link.sql("SELECT count(*) FROM tenure_head")).await.unwrap();
+    let mut pooled = db.store.link.lease().await.unwrap();
+    let lock_holder = pooled.transaction().await.unwrap();
+    lock_holder.batch_execute(&db.store.link.sql("SELECT count(*) FROM tenure_head")).await.unwrap();
     let upgrade = migrate::migrate(&db.store.link, "here", &versions);
-    let let_go = async {
+    let release_lock = async {
         // Longer than the lock timeout of a single attempt.
         tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
-        held.commit().await.unwrap();
+        lock_holder.commit().await.unwrap();
     };
-    let (upgraded, ()) = tokio::join!(upgrade, let_go);
+    let (upgraded, ()) = tokio::join!(upgrade, release_lock);
     upgraded.unwrap();
-    done.store(true, SeqCst);
+    is_done.store(true, SeqCst);
     assert!(nodes.join_all().await.into_iter().all(|turns| turns > 1));
     assert_eq!(db.rows("SELECT count(*) FROM tenure_more").await.len(), 1, "it was migrated");
-    let refused = PostgresStore::open(&db.url).await.unwrap_err();
-    assert!(matches!(refused, Error::NewerFormat { known: FORMAT, found, .. } if found == FORMAT + 1), "{refused:?}");
+    let error = PostgresStore::open(&db.url).await.unwrap_err();
+    assert!(matches!(error, Error::NewerFormat { known: FORMAT, found, .. } if found == FORMAT + 1), "{error:?}");
     db.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_nodes_may_open_an_empty_database_at_once() {
+async fn many_nodes_can_open_an_empty_database_concurrently() {
     let Some(server) = server() else { return };
     let schema = format!("test_{}", uuid::Uuid::now_v7().simple());
     let url = format!("{server}?schema={schema}&pool=2");
@@ -271,7 +277,7 @@ async fn many_nodes_may_open_an_empty_database_at_once() {
 }
 
 #[tokio::test]
-async fn a_database_that_is_something_elses_is_left_alone() {
+async fn a_database_of_another_program_is_not_changed() {
     let Some(server) = server() else { return };
     let schema = format!("test_{}", uuid::Uuid::now_v7().simple());
     let other = Db::at(&server, "pool=2").await;
@@ -287,7 +293,7 @@ async fn a_database_that_is_something_elses_is_left_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_log_takes_little_more_than_its_text() {
+async fn the_log_is_little_larger_than_its_text() {
     const SESSIONS: usize = 100;
     const TURNS: usize = 25;
     // In its own database: snapshots of other tests would prevent old row versions of heads from
@@ -302,7 +308,8 @@ async fn the_log_takes_little_more_than_its_text() {
     let text = "m".repeat(1024 - r#"{"role":"user","content":""}"#.len());
     let mut writers = JoinSet::new();
     for skew in 0..SESSIONS {
-        let (store, text) = (store.clone(), text.clone());
+        let store = store.clone();
+        let text = text.clone();
         writers.spawn(async move {
             let mut w = Writer::create(&store, SessionId::generate().as_str()).await.unwrap();
             w.skew = skew as i64;
@@ -326,11 +333,12 @@ async fn the_log_takes_little_more_than_its_text() {
     let sql = "SELECT pg_total_relation_size('S.m'), pg_total_relation_size('tenure_head'), pg_total_relation_size('tenure_record')";
     let sizes = &db.rows(sql).await[0];
     let size = |n: usize| sizes.get::<_, i64>(n) as f64;
-    let (cards, log) = (size(1) / size(0), size(2) / size(0));
-    eprintln!("{} bytes raw; times {log:.3} in the log, and {cards:.3} for cards", size(0));
+    let heads = size(1) / size(0);
+    let log = size(2) / size(0);
+    eprintln!("{} bytes raw; times {log:.3} in the log, and {heads:.3} for heads", size(0));
     // Heads do not grow with the log: the space of old row versions is reused after a vacuum, which
     // does not happen in a run as short as this one.
-    assert!(log < 1.25 && log + cards < 1.4, "{log} + {cards}");
+    assert!(log < 1.25 && log + heads < 1.4, "{log} + {heads}");
     drop(db);
     other.rows(&format!("DROP DATABASE {name} WITH (FORCE)")).await;
     other.end().await;

@@ -11,17 +11,17 @@ fn blob(text: &str) -> Blob {
 }
 
 async fn add_blob(store: &PostgresStore, w: &mut Writer, text: &str) {
-    let mut step = w.step([say(text)]);
-    step.blobs = vec![blob(text), blob(text)];
-    w.commit(store, step).await.unwrap();
+    let mut commit = w.step([say(text)]);
+    commit.blobs = vec![blob(text), blob(text)];
+    w.commit(store, commit).await.unwrap();
 }
 
-async fn has(store: &PostgresStore, text: &str) -> bool {
+async fn has_blob(store: &PostgresStore, text: &str) -> bool {
     store.blob(&tenant(), &blob(text).id).await.unwrap().is_some()
 }
 
 #[tokio::test]
-async fn the_fork_that_left_last_inherits() {
+async fn the_fork_with_the_latest_fork_point_inherits() {
     let Some(db) = Db::new("pool=2").await else { return };
     let store = &db.store;
     let mut root = Writer::create(store, "root").await.unwrap();
@@ -38,8 +38,12 @@ async fn the_fork_that_left_last_inherits() {
     store.purge(&key("a")).await.unwrap();
     assert_eq!(store.head(&key("a")).await.unwrap(), None);
     assert_eq!(own(store, &key("a")).await, []);
-    let heir = store.head(&key("last")).await.unwrap().unwrap();
-    assert_eq!((heir.first, heir.seq, &heir.parent), (4, 7, &a.head.parent), "it stands where the purged one stood");
+    let inheriting = store.head(&key("last")).await.unwrap().unwrap();
+    assert_eq!(
+        (inheriting.first, inheriting.seq, &inheriting.parent),
+        (4, 7, &a.head.parent),
+        "it has the lineage of the purged session"
+    );
     for (name, seq) in [("early", 2), ("first", 5)] {
         let parent = store.head(&key(name)).await.unwrap().unwrap().parent.unwrap();
         assert_eq!((parent.session.as_str(), parent.seq), ("last", seq));
@@ -47,32 +51,35 @@ async fn the_fork_that_left_last_inherits() {
 
     // A writer with a stale head does not restore the old lineage.
     last.add(store, [say("l1")]).await.unwrap();
-    let heir = store.head(&key("last")).await.unwrap().unwrap();
-    assert_eq!((heir.first, heir.seq, &heir.parent), (4, 8, &a.head.parent));
+    let inheriting = store.head(&key("last")).await.unwrap().unwrap();
+    assert_eq!((inheriting.first, inheriting.seq, &inheriting.parent), (4, 8, &a.head.parent));
     for (name, want) in [("last", "1 2 a1 a2 l1"), ("first", "1 2 a1"), ("early", "1"), ("root", "1 2")] {
         assert_eq!(texts(load(store, &key(name)).await), want, "{name}");
     }
 
-    // The fork point of `early` lies before the heir's own first record: it is re-parented to an
-    // ancestor.
+    // The fork point of `early` lies before the inheriting fork's own first record: it is
+    // re-parented to an ancestor.
     store.purge(&key("first")).await.unwrap();
     store.purge(&key("last")).await.unwrap();
     assert_eq!(store.head(&key("early")).await.unwrap().unwrap().parent.unwrap().session.as_str(), "root");
     assert_eq!(texts(load(store, &key("early")).await), "1");
     store.purge(&key("root")).await.unwrap();
-    let heir = store.head(&key("early")).await.unwrap().unwrap();
-    assert_eq!((heir.first, &heir.parent, texts(load(store, &key("early")).await)), (1, &None, "1".to_owned()));
-    let left: i64 = db.rows("SELECT count(*) FROM tenure_record").await[0].get(0);
-    assert_eq!(left, 3, "nothing else is left");
+    let inheriting = store.head(&key("early")).await.unwrap().unwrap();
+    assert_eq!(
+        (inheriting.first, &inheriting.parent, texts(load(store, &key("early")).await)),
+        (1, &None, "1".to_owned())
+    );
+    let remaining: i64 = db.rows("SELECT count(*) FROM tenure_record").await[0].get(0);
+    assert_eq!(remaining, 3, "no other records remain");
     db.end().await;
 }
 
 #[tokio::test]
-async fn a_fork_needs_its_parent() {
+async fn a_fork_requires_its_parent() {
     let Some(db) = Db::new("pool=2").await else { return };
     let store = &db.store;
     Writer::create(store, "root").await.unwrap();
-    for (session, seq) in [("nobody", 1), ("root", 2)] {
+    for (session, seq) in [("missing", 1), ("root", 2)] {
         let parent = Parent { session: key(session).session, seq, mark: Default::default() };
         let created = SessionCreated { parent: Some(parent), ..SessionCreated::default() };
         let error = Writer::begin(store, "fork", created).await.unwrap_err();
@@ -83,7 +90,7 @@ async fn a_fork_needs_its_parent() {
 }
 
 #[tokio::test]
-async fn blobs_stay_as_long_as_a_session_needs_them() {
+async fn blobs_are_kept_as_long_as_a_session_references_them() {
     let Some(db) = Db::new("pool=2").await else { return };
     let store = &db.store;
     let mut root = Writer::create(store, "root").await.unwrap();
@@ -97,10 +104,13 @@ async fn blobs_stay_as_long_as_a_session_needs_them() {
     assert_eq!(store.blob(&Tenant::default(), &blob("early").id).await.unwrap(), None, "another tenant has its own");
 
     store.purge(&key("root")).await.unwrap();
-    assert_eq!((has(store, "early").await, has(store, "late").await, has(store, "shared").await), (true, false, true));
+    assert_eq!(
+        (has_blob(store, "early").await, has_blob(store, "late").await, has_blob(store, "shared").await),
+        (true, false, true)
+    );
     store.purge(&key("fork")).await.unwrap();
     store.purge(&key("other")).await.unwrap();
-    assert_eq!((has(store, "early").await, has(store, "shared").await), (false, false));
+    assert_eq!((has_blob(store, "early").await, has_blob(store, "shared").await), (false, false));
 
     add_blob(store, &mut Writer::create(store, "bad").await.unwrap(), "x").await;
     db.rows("UPDATE tenure_blob SET bytes = 'y'").await;
@@ -109,7 +119,7 @@ async fn blobs_stay_as_long_as_a_session_needs_them() {
 }
 
 #[tokio::test]
-async fn a_purge_takes_the_items_too() {
+async fn a_purge_removes_the_items() {
     let Some(db) = Db::new("pool=2").await else { return };
     let store = &db.store;
     Writer::create(store, "a").await.unwrap();
@@ -122,30 +132,32 @@ async fn a_purge_takes_the_items_too() {
         uses: 0,
         expires_at: None,
     };
-    let shelf = Namespace { tenant: tenant(), owner: Owner::Session(key("a").session), name: "cache".to_owned() };
-    store.put(&shelf, &item, None).await.unwrap();
+    let namespace = Namespace { tenant: tenant(), owner: Owner::Session(key("a").session), name: "cache".to_owned() };
+    store.put(&namespace, &item, None).await.unwrap();
     store.purge(&key("a")).await.unwrap();
-    assert_eq!(store.get(&shelf, "k", None).await.unwrap(), None);
-    assert_eq!(store.put(&shelf, &item, None).await.unwrap_err().code(), "not_found");
+    assert_eq!(store.get(&namespace, "k", None).await.unwrap(), None);
+    assert_eq!(store.put(&namespace, &item, None).await.unwrap_err().code(), "not_found");
     db.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_purge_and_a_fork_at_once_leave_a_whole_fork_or_none() {
+async fn a_purge_concurrent_with_a_fork_leaves_a_complete_fork_or_none() {
     let Some(db) = Db::new("pool=6").await else { return };
     let store = Arc::new(db.store);
     let mut forked = 0;
     for round in 0..40 {
-        let (name, child, late) = (format!("p{round}"), format!("c{round}"), format!("f{round}"));
+        let name = format!("p{round}");
+        let child = format!("c{round}");
+        let fork_name = format!("f{round}");
         let mut w = Writer::create(&store, &name).await.unwrap();
         w.add(&store, [say("1"), say("2")]).await.unwrap();
         let mut c = Writer::fork(&store, &name, &Point::Position(1), &child).await.unwrap();
-        let place = load(&store, &key(&name)).await.locate(&Point::End).unwrap();
-        let parent = Parent { session: key(&name).session, seq: place.seq, mark: place.mark };
+        let position = load(&store, &key(&name)).await.locate(&Point::End).unwrap();
+        let parent = Parent { session: key(&name).session, seq: position.seq, mark: position.mark };
         let created = SessionCreated { parent: Some(parent), ..SessionCreated::default() };
         let (purge, fork, commit) = tokio::join!(
             async { store.purge(&key(&name)).await },
-            async { Writer::begin(&store, &late, created).await },
+            async { Writer::begin(&store, &fork_name, created).await },
             async { c.add(&store, [say("c")]).await },
         );
         purge.unwrap();
@@ -154,7 +166,7 @@ async fn a_purge_and_a_fork_at_once_leave_a_whole_fork_or_none() {
         match fork {
             Ok(_) => {
                 forked += 1;
-                assert_eq!(load(&store, &key(&late)).await.messages.len(), 2);
+                assert_eq!(load(&store, &key(&fork_name)).await.messages.len(), 2);
             }
             Err(e) => assert_eq!(e.code(), "not_found", "{e}"),
         }
@@ -165,7 +177,7 @@ async fn a_purge_and_a_fork_at_once_leave_a_whole_fork_or_none() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn families_can_be_purged_at_once() {
+async fn related_sessions_can_be_purged_concurrently() {
     let Some(db) = Db::new("pool=6").await else { return };
     let store = &db.store;
     for round in 0..20 {
@@ -175,9 +187,12 @@ async fn families_can_be_purged_at_once() {
             let mut w = Writer::fork(store, &name(n - 1), &Point::End, &name(n)).await.unwrap();
             w.add(store, [say(&n.to_string())]).await.unwrap();
         }
-        let (n0, n1, n2, n3) = (key(&name(0)), key(&name(1)), key(&name(2)), key(&name(3)));
+        let n0 = key(&name(0));
+        let n1 = key(&name(1));
+        let n2 = key(&name(2));
+        let n3 = key(&name(3));
         let (a, b, c, d) = tokio::join!(store.purge(&n2), store.purge(&n1), store.purge(&n0), store.purge(&n3));
-        [a, b, c, d].into_iter().for_each(|done| done.unwrap());
+        [a, b, c, d].into_iter().for_each(|outcome| outcome.unwrap());
         let last = load(store, &key(&name(4))).await;
         assert_eq!(
             (last.messages.len(), &last.head().parent),
@@ -188,17 +203,19 @@ async fn families_can_be_purged_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_purge_and_a_commit_at_once_leave_the_blob_in_use() {
+async fn a_purge_concurrent_with_a_commit_keeps_the_blob_in_use() {
     let Some(db) = Db::new("pool=6").await else { return };
     let store = &db.store;
     for round in 0..40 {
-        let (gone, stays, text) = (format!("g{round}"), format!("s{round}"), format!("blob {round}"));
-        add_blob(store, &mut Writer::create(store, &gone).await.unwrap(), &text).await;
-        let mut w = Writer::create(store, &stays).await.unwrap();
-        let gone = key(&gone);
-        let (purge, ()) = tokio::join!(store.purge(&gone), add_blob(store, &mut w, &text));
+        let purged = format!("g{round}");
+        let remaining_session = format!("s{round}");
+        let text = format!("blob {round}");
+        add_blob(store, &mut Writer::create(store, &purged).await.unwrap(), &text).await;
+        let mut w = Writer::create(store, &remaining_session).await.unwrap();
+        let purged = key(&purged);
+        let (purge, ()) = tokio::join!(store.purge(&purged), add_blob(store, &mut w, &text));
         purge.unwrap();
-        assert!(has(store, &text).await, "round {round}");
+        assert!(has_blob(store, &text).await, "round {round}");
     }
     db.end().await;
 }
@@ -209,20 +226,20 @@ async fn a_purge_waits_for_a_commit_that_begins_to_use_its_blob() {
     let store = &db.store;
     add_blob(store, &mut Writer::create(store, "gone").await.unwrap(), "blob").await;
     // Simulates a concurrent commit to another session whose transaction stays open.
-    let commit = store.link.lease().await.unwrap();
+    let commit_connection = store.link.lease().await.unwrap();
     let sql = "BEGIN; INSERT INTO tenure_blob_use SELECT first, tenant, 'stays', blob FROM tenure_blob_use";
-    commit.batch_execute(&store.link.sql(sql)).await.unwrap();
-    let gone = key("gone");
-    let finish = async {
-        let waiting =
+    commit_connection.batch_execute(&store.link.sql(sql)).await.unwrap();
+    let purged = key("gone");
+    let finish_commit = async {
+        let lock_wait_query =
             "SELECT 1 FROM pg_stat_activity WHERE application_name = 'blob_race' AND wait_event_type = 'Lock'";
-        while db.rows(waiting).await.is_empty() {
+        while db.rows(lock_wait_query).await.is_empty() {
             tokio::task::yield_now().await;
         }
-        commit.batch_execute("COMMIT").await.unwrap();
+        commit_connection.batch_execute("COMMIT").await.unwrap();
     };
-    let (purge, ()) = tokio::join!(store.purge(&gone), finish);
+    let (purge, ()) = tokio::join!(store.purge(&purged), finish_commit);
     purge.unwrap();
-    assert_eq!((store.head(&gone).await.unwrap(), has(store, "blob").await), (None, true));
+    assert_eq!((store.head(&purged).await.unwrap(), has_blob(store, "blob").await), (None, true));
     db.end().await;
 }

@@ -10,11 +10,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 use tokio::task::JoinSet;
 
-const PASS: u8 = 0;
+const FORWARD: u8 = 0;
 /// Close the connection instead of forwarding the next request.
-const CUT_REQUEST: u8 = 1;
+const DROP_REQUEST: u8 = 1;
 /// Forward the next request, and close the connection instead of forwarding the response.
-const CUT_ANSWER: u8 = 2;
+const DROP_RESPONSE: u8 = 2;
 
 /// Accept data and never respond, like a frozen process or an unreachable machine.
 const FREEZE: u8 = 3;
@@ -29,14 +29,15 @@ struct Proxy {
 impl Proxy {
     async fn new(server: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (port, fault) = (listener.local_addr().unwrap().port(), Arc::new(AtomicU8::new(PASS)));
+        let port = listener.local_addr().unwrap().port();
+        let fault = Arc::new(AtomicU8::new(FORWARD));
         let mut task = JoinSet::new();
-        let seen = fault.clone();
+        let proxy_fault = fault.clone();
         task.spawn(async move {
             let mut pairs = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
                 let server = TcpStream::connect(&server).await.unwrap();
-                pairs.spawn(relay(client, server, seen.clone()));
+                pairs.spawn(forward(client, server, proxy_fault.clone()));
             }
         });
         Self { port, fault, _task: task }
@@ -50,25 +51,26 @@ impl Proxy {
     }
 }
 
-async fn relay(mut client: TcpStream, mut server: TcpStream, fault: Arc<AtomicU8>) {
-    let (mut up, mut down) = (vec![0; 1 << 16], vec![0; 1 << 16]);
-    let take = |what| fault.compare_exchange(what, PASS, SeqCst, SeqCst).is_ok();
-    let frozen = || fault.load(SeqCst) == FREEZE;
-    let mut answered = false;
+async fn forward(mut client: TcpStream, mut server: TcpStream, fault: Arc<AtomicU8>) {
+    let mut up = vec![0; 1 << 16];
+    let mut down = vec![0; 1 << 16];
+    let take_fault = |expected| fault.compare_exchange(expected, FORWARD, SeqCst, SeqCst).is_ok();
+    let is_frozen = || fault.load(SeqCst) == FREEZE;
+    let mut has_request = false;
     loop {
         tokio::select! {
             n = client.read(&mut up) => match n {
-                Ok(n) if n > 0 && frozen() => std::future::pending().await,
-                Ok(n) if n > 0 && !take(CUT_REQUEST) => {
-                    answered = true;
+                Ok(n) if n > 0 && is_frozen() => std::future::pending().await,
+                Ok(n) if n > 0 && !take_fault(DROP_REQUEST) => {
+                    has_request = true;
                     if server.write_all(&up[..n]).await.is_err() { return }
                 }
                 _ => return,
             },
             n = server.read(&mut down) => match n {
-                Ok(n) if n > 0 && frozen() => std::future::pending().await,
+                Ok(n) if n > 0 && is_frozen() => std::future::pending().await,
                 // When a response arrives, the server has executed the request.
-                Ok(n) if n > 0 && !(answered && take(CUT_ANSWER)) => {
+                Ok(n) if n > 0 && !(has_request && take_fault(DROP_RESPONSE)) => {
                     if client.write_all(&down[..n]).await.is_err() { return }
                 }
                 _ => return,
@@ -78,24 +80,24 @@ async fn relay(mut client: TcpStream, mut server: TcpStream, fault: Arc<AtomicU8
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_broken_connection_loses_and_doubles_nothing() {
+async fn a_broken_connection_neither_loses_nor_repeats_a_commit() {
     let Some(db) = Db::new("pool=1").await else { return };
     let address = db.url.split(['@', '?']).nth(1).unwrap().split('/').next().unwrap().to_owned();
     let proxy = Proxy::new(address).await;
     for options in ["", "&prepare=off"] {
         let store = PostgresStore::open(&(proxy.url(&db) + options)).await.unwrap();
         let name = format!("a{}", options.len());
-        for fault in [CUT_REQUEST, CUT_ANSWER] {
+        for fault in [DROP_REQUEST, DROP_RESPONSE] {
             // Creation, appends, a commit of the head alone, and reads: the connection of each
             // breaks once.
             proxy.fault.store(fault, SeqCst);
             let mut w = Writer::create(&store, &format!("{name}-{fault}")).await.unwrap();
-            assert_eq!(proxy.fault.load(SeqCst), PASS, "the fault was met");
+            assert_eq!(proxy.fault.load(SeqCst), FORWARD, "the fault occurred");
             for n in 0..3 {
                 w.add(&store, [say("calm")]).await.unwrap();
                 proxy.fault.store(fault, SeqCst);
                 w.add(&store, [say(&format!("{n}")), say("x")]).await.unwrap();
-                assert_eq!(proxy.fault.load(SeqCst), PASS, "the fault was met");
+                assert_eq!(proxy.fault.load(SeqCst), FORWARD, "the fault occurred");
             }
             proxy.fault.store(fault, SeqCst);
             w.add(&store, []).await.unwrap();
@@ -124,11 +126,11 @@ async fn a_broken_connection_loses_and_doubles_nothing() {
 }
 
 /// Runs the script that manages a test server. This test has its own server, because it kills it.
-async fn script(verb: &str) -> String {
-    script_for("store-faults", verb).await
+async fn server_script(verb: &str) -> String {
+    server_script_for("store-faults", verb).await
 }
 
-async fn script_for(name: &str, verb: &str) -> String {
+async fn server_script_for(name: &str, verb: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/postgres.sh");
     let run = Command::new("bash").arg(path).arg(verb).env("TENURE_TEST_PG_NAME", name).output().await.unwrap();
     assert!(run.status.success(), "{verb}: {}", String::from_utf8_lossy(&run.stderr));
@@ -136,18 +138,19 @@ async fn script_for(name: &str, verb: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restart_of_the_server_loses_nothing_acknowledged() {
+async fn a_restart_of_the_server_loses_no_acknowledged_commit() {
     if server().is_none() {
         return;
     }
-    let url = script("start").await;
+    let url = server_script("start").await;
     let db = Db::at(&url, "pool=8").await;
     let store = Arc::new(db.store);
     let stop = Arc::new(AtomicBool::new(false));
     let mut writers = JoinSet::new();
     for n in 0..8 {
         let mut w = Writer::create(&store, &format!("s{n}")).await.unwrap();
-        let (store, stop) = (store.clone(), stop.clone());
+        let store = store.clone();
+        let stop = stop.clone();
         writers.spawn(async move {
             while !stop.load(SeqCst) {
                 w.add(&store, [say("a"), say("b")]).await.unwrap();
@@ -165,7 +168,7 @@ async fn a_restart_of_the_server_loses_nothing_acknowledged() {
             }
         }
         if restart {
-            assert_eq!(script("restart").await, url);
+            assert_eq!(server_script("restart").await, url);
         }
     }
     stop.store(true, SeqCst);
@@ -175,47 +178,48 @@ async fn a_restart_of_the_server_loses_nothing_acknowledged() {
     }
 
     // While the server is down, an operation fails with a clear error.
-    script("kill").await;
+    server_script("kill").await;
     let key = key("s0");
     let (read, write) = tokio::join!(store.head(&key), Writer::create(&store, "new"));
     for error in [read.unwrap_err(), write.unwrap_err()] {
         assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     }
-    script("start").await;
+    server_script("start").await;
     assert!(store.head(&key).await.unwrap().is_some());
-    script("stop").await;
+    server_script("stop").await;
 }
 
 /// Notifications reach other nodes, not the sender. A listener that lost its connection receives a
 /// gap, and then notifications again.
 #[tokio::test(flavor = "multi_thread")]
-async fn other_nodes_are_told() {
+async fn other_nodes_are_notified() {
     let Some(db) = Db::new("application_name=ear").await else { return };
     let other = PostgresStore::open(&db.url).await.unwrap();
-    let (mut here, mut there) = (db.store.hear().unwrap(), other.hear().unwrap());
-    assert_eq!((here.recv().await.unwrap(), there.recv().await.unwrap()), (None, None), "both listen");
+    let mut local_events = db.store.hear().unwrap();
+    let mut remote_events = other.hear().unwrap();
+    assert_eq!((local_events.recv().await.unwrap(), remote_events.recv().await.unwrap()), (None, None), "both listen");
     db.store.tell(&key("a"));
     db.store.tell(&key("a"));
     db.store.tell(&key("b"));
-    let mut told = std::collections::BTreeSet::new();
-    while told.len() < 2 {
-        told.insert(there.recv().await.unwrap());
+    let mut received = std::collections::BTreeSet::new();
+    while received.len() < 2 {
+        received.insert(remote_events.recv().await.unwrap());
     }
-    assert_eq!(told, [Some(key("a")), Some(key("b"))].into());
+    assert_eq!(received, [Some(key("a")), Some(key("b"))].into());
     other.tell(&key("c"));
-    assert_eq!(here.recv().await.unwrap(), Some(key("c")), "and nothing of what it said itself");
+    assert_eq!(local_events.recv().await.unwrap(), Some(key("c")), "and none of its own notifications");
 
     db.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'ear' AND query LIKE 'LISTEN%'")
         .await;
-    while there.recv().await.unwrap().is_some() {}
-    while here.recv().await.unwrap().is_some() {}
+    while remote_events.recv().await.unwrap().is_some() {}
+    while local_events.recv().await.unwrap().is_some() {}
     db.store.tell(&key("d"));
-    assert_eq!(there.recv().await.unwrap(), Some(key("d")));
+    assert_eq!(remote_events.recv().await.unwrap(), Some(key("d")));
 
     let behind_a_pooler = PostgresStore::open(&format!("{}&prepare=off", db.url)).await.unwrap();
     assert!(behind_a_pooler.hear().is_none());
     behind_a_pooler.tell(&key("e"));
-    assert_eq!(there.recv().await.unwrap(), Some(key("e")), "it can tell nevertheless");
+    assert_eq!(remote_events.recv().await.unwrap(), Some(key("e")), "it can notify nevertheless");
     db.end().await;
 }
 
@@ -226,9 +230,9 @@ fn with_host(db: &Db, port: u16, options: &str) -> String {
 }
 
 /// Waits for a future, with a timeout.
-async fn soon<T>(what: &str, step: impl Future<Output = T>) -> T {
+async fn with_deadline<T>(description: &str, operation: impl Future<Output = T>) -> T {
     let limit = std::time::Duration::from_secs(60);
-    tokio::time::timeout(limit, step).await.unwrap_or_else(|_| panic!("it never came to be: {what}"))
+    tokio::time::timeout(limit, operation).await.unwrap_or_else(|_| panic!("timeout: {description}"))
 }
 
 /// A host that accepts connections and never responds is skipped, by the store and by its listener.
@@ -239,37 +243,40 @@ async fn a_silent_host_does_not_block_the_others() {
     let port = silent.local_addr().unwrap().port();
     let mut task = JoinSet::new();
     task.spawn(async move {
-        let mut held = Vec::new();
+        let mut connections = Vec::new();
         while let Ok(connection) = silent.accept().await {
-            held.push(connection);
+            connections.push(connection);
         }
     });
-    let store = soon("it opens", PostgresStore::open(&with_host(&db, port, "&retry=0s"))).await.unwrap();
-    let mut heard = store.hear().unwrap();
-    assert_eq!(soon("it listens", heard.recv()).await.unwrap(), None);
+    let store = with_deadline("it opens", PostgresStore::open(&with_host(&db, port, "&retry=0s"))).await.unwrap();
+    let mut events = store.hear().unwrap();
+    assert_eq!(with_deadline("it listens", events.recv()).await.unwrap(), None);
     let mut w = Writer::create(&store, "a").await.unwrap();
     w.add(&store, [say("one")]).await.unwrap();
     db.store.tell(&key("a"));
-    assert_eq!(soon("it hears", heard.recv()).await.unwrap(), Some(key("a")));
+    assert_eq!(with_deadline("a notification arrives", events.recv()).await.unwrap(), Some(key("a")));
 
     // No host is reachable: the error names both.
     let url = format!("postgres://postgres@127.0.0.1:{port},127.0.0.1:1/postgres?retry=0s&connect_timeout=1");
-    let error = soon("it gives up", PostgresStore::open(&url)).await.unwrap_err();
-    let said = error.to_string();
-    assert!(said.contains(&format!("127.0.0.1:{port}: no answer")) && said.contains("127.0.0.1:1: "), "{said}");
+    let error = with_deadline("the error", PostgresStore::open(&url)).await.unwrap_err();
+    let message = error.to_string();
+    assert!(
+        message.contains(&format!("127.0.0.1:{port}: timeout: no response")) && message.contains("127.0.0.1:1: "),
+        "{message}"
+    );
     db.end().await;
 }
 
 /// The primary freezes: connections to it stay open and never respond. Waiting operations are
 /// executed on the new primary, exactly once, and the listener moves there as well.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_frozen_primary_is_given_up() {
+async fn a_frozen_primary_is_replaced() {
     let Some(db) = Db::new("").await else { return };
     let address = db.url.split(['@', '?']).nth(1).unwrap().split('/').next().unwrap().to_owned();
     let proxy = Proxy::new(address).await;
     let store = Arc::new(PostgresStore::open(&with_host(&db, proxy.port, "&pool=4")).await.unwrap());
-    let mut heard = store.hear().unwrap();
-    assert_eq!(soon("it listens", heard.recv()).await.unwrap(), None);
+    let mut events = store.hear().unwrap();
+    assert_eq!(with_deadline("it listens", events.recv()).await.unwrap(), None);
     let mut writers = Vec::new();
     for n in 0..4 {
         let mut w = Writer::create(&store, &format!("s{n}")).await.unwrap();
@@ -287,13 +294,13 @@ async fn a_frozen_primary_is_given_up() {
             w.head
         });
     }
-    for head in soon("all are written", tasks.join_all()).await {
+    for head in with_deadline("all are written", tasks.join_all()).await {
         let records = own(&store, &head.key()).await;
         assert_eq!(Session::replay(&head.key(), records).unwrap().head(), &head, "all of it, once");
     }
-    assert_eq!(soon("it listens again", heard.recv()).await.unwrap(), None);
+    assert_eq!(with_deadline("it listens again", events.recv()).await.unwrap(), None);
     db.store.tell(&key("s0"));
-    assert_eq!(soon("it hears", heard.recv()).await.unwrap(), Some(key("s0")));
+    assert_eq!(with_deadline("a notification arrives", events.recv()).await.unwrap(), Some(key("s0")));
     drop(proxy);
     db.end().await;
 }
@@ -301,40 +308,40 @@ async fn a_frozen_primary_is_given_up() {
 /// A commit whose connection ends while it waits for a synchronous standby is visible, but may
 /// still be lost: it is not acknowledged before a standby has it (D-038).
 #[tokio::test(flavor = "multi_thread")]
-async fn a_step_that_is_not_replicated_is_not_acknowledged() {
+async fn a_commit_that_is_not_replicated_is_not_acknowledged() {
     if server().is_none() {
         return;
     }
-    let url = script_for("store-sync", "start").await;
+    let url = server_script_for("store-sync", "start").await;
     let db = Db::at(&url, "application_name=sync").await;
     let store = Arc::new(db.store);
     let mut w = Writer::create(&store, "a").await.unwrap();
     let (admin, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
     let mut tasks = JoinSet::new();
     tasks.spawn(async move { drop(connection.await) });
-    let standbys = async |names: &str| {
+    let set_standbys = async |names: &str| {
         admin.batch_execute(&format!("ALTER SYSTEM SET synchronous_standby_names = '{names}'")).await.unwrap();
         admin.batch_execute("SELECT pg_reload_conf()").await.unwrap();
     };
     // The backend that waits for a standby, selected by the beginning of its statement.
-    let waiting = async |statement: &str| {
+    let waiting_backend = async |statement: &str| {
         let sql = "SELECT pid FROM pg_stat_activity WHERE application_name = 'sync' AND wait_event = 'SyncRep'
             AND starts_with(query, $1)";
         admin.query(sql, &[&statement]).await.unwrap().first().map(|row| row.get::<_, i32>(0))
     };
-    standbys("nobody").await;
+    set_standbys("missing").await;
     // The server applies the setting some time after it was reloaded: until then, commits do not wait.
-    let (pid, mut step) = 'write: loop {
-        let mut step = {
+    let (pid, mut commit_task) = 'write: loop {
+        let mut commit_task = {
             let store = store.clone();
             JoinSet::from_iter([async move { w.add(&store, [say("one")]).await.map(|()| w) }])
         };
         loop {
-            if let Some(pid) = waiting("WITH head AS").await {
-                break 'write (pid, step);
+            if let Some(pid) = waiting_backend("WITH head AS").await {
+                break 'write (pid, commit_task);
             }
-            if let Some(done) = step.try_join_next() {
-                w = done.unwrap().unwrap();
+            if let Some(outcome) = commit_task.try_join_next() {
+                w = outcome.unwrap().unwrap();
                 continue 'write;
             }
             tokio::task::yield_now().await;
@@ -344,15 +351,15 @@ async fn a_step_that_is_not_replicated_is_not_acknowledged() {
     // The commit is visible and is being confirmed by a write that waits as well; until that
     // completes, it is not acknowledged.
     loop {
-        assert!(step.try_join_next().is_none(), "it was acknowledged without a standby");
-        if waiting("UPDATE").await.is_some() {
+        assert!(commit_task.try_join_next().is_none(), "it was acknowledged without a standby");
+        if waiting_backend("UPDATE").await.is_some() {
             break;
         }
         tokio::task::yield_now().await;
     }
-    standbys("").await;
-    let head = step.join_next().await.unwrap().unwrap().unwrap().head;
+    set_standbys("").await;
+    let head = commit_task.join_next().await.unwrap().unwrap().unwrap().head;
     let records = own(&store, &head.key()).await;
     assert_eq!(Session::replay(&head.key(), records).unwrap().head(), &head, "all of it, once");
-    script_for("store-sync", "stop").await;
+    server_script_for("store-sync", "stop").await;
 }

@@ -10,14 +10,14 @@ use serde_json::json;
 
 /// Computes the expected result of a query over these heads.
 fn expected(query: &SessionQuery, all: &[Head]) -> Vec<Head> {
-    let mut found: Vec<Head> = all.iter().filter(|h| query.matches(h)).cloned().collect();
+    let mut heads: Vec<Head> = all.iter().filter(|h| query.matches(h)).cloned().collect();
     match query.order {
-        SessionOrder::Newest => found.sort_by_key(|h| std::cmp::Reverse(SessionCursor::of(h))),
-        SessionOrder::Oldest => found.sort_by_key(SessionCursor::of),
-        SessionOrder::Due => found.sort_by_key(|h| (h.due_at, h.info.session_id.clone())),
+        SessionOrder::Newest => heads.sort_by_key(|h| std::cmp::Reverse(SessionCursor::of(h))),
+        SessionOrder::Oldest => heads.sort_by_key(SessionCursor::of),
+        SessionOrder::Due => heads.sort_by_key(|h| (h.due_at, h.info.session_id.clone())),
     }
-    found.retain(|h| query.cursor.as_ref().is_none_or(|c| SessionCursor::of(h) < *c));
-    found.into_iter().skip(query.offset).take(query.limit).collect()
+    heads.retain(|h| query.cursor.as_ref().is_none_or(|c| SessionCursor::of(h) < *c));
+    heads.into_iter().skip(query.offset).take(query.limit).collect()
 }
 
 /// Creates sessions that differ in every property that a query can select.
@@ -43,18 +43,18 @@ async fn fill(store: &PostgresStore) -> Vec<Head> {
         w.skew = [0, 0, n][dice.roll(3)];
         let status = [Status::Active, Status::Paused, Status::Expired, Status::Deleted][dice.roll(4)];
         let text = format!("{}", dice.roll(4));
-        let more = SessionPatch { title: Some("late".to_owned()).into(), ..SessionPatch::default() };
-        let mut step = w.step([say(&text), Entry::Status { to: status, reason: None }]);
+        let patch = SessionPatch { title: Some("late".to_owned()).into(), ..SessionPatch::default() };
+        let mut commit = w.step([say(&text), Entry::Status { to: status, reason: None }]);
         if dice.roll(4) == 0 {
-            step = w.step([say(&text), Entry::info(more)]);
+            commit = w.step([say(&text), Entry::info(patch)]);
         }
-        step.head.due_at = [None, Some(at(dice.roll(9) as i64))][dice.roll(2)];
+        commit.head.due_at = [None, Some(at(dice.roll(9) as i64))][dice.roll(2)];
         if dice.roll(2) == 0 {
             let until = at(dice.roll(9) as i64);
-            step.head.lease = Some(Lease { run: RunId::new("r").unwrap(), node: "n\0".to_owned(), until });
+            commit.head.lease = Some(Lease { run: RunId::new("r").unwrap(), node: "n\0".to_owned(), until });
         }
-        store.commit(&step).await.unwrap();
-        all.push(step.head);
+        store.commit(&commit).await.unwrap();
+        all.push(commit.head);
     }
     all.push(store.head(&key("parent")).await.unwrap().unwrap());
     all
@@ -66,14 +66,14 @@ async fn lists_agree_with_the_contract() {
     let store = &db.store;
     let all = fill(store).await;
     let mut dice = Dice(4711);
-    let mut found = 0;
+    let mut match_count = 0;
     for round in 0..400 {
-        let whose = match dice.roll(3) {
+        let owner_filter = match dice.roll(3) {
             0 => OwnerFilter::Everyone,
             1 => OwnerFilter::Tenant(tenant()),
             _ => OwnerFilter::User(tenant(), User::new("ann").unwrap()),
         };
-        let mut q = SessionQuery::new(whose, [5, 100, usize::MAX][dice.roll(3)]);
+        let mut q = SessionQuery::new(owner_filter, [5, 100, usize::MAX][dice.roll(3)]);
         // One or two conditions at a time, so that most queries match something.
         for _ in 0..dice.roll(3) {
             match dice.roll(13) {
@@ -95,11 +95,12 @@ async fn lists_agree_with_the_contract() {
         if q.order == SessionOrder::Newest && dice.roll(3) == 0 {
             q.cursor = Some(SessionCursor::of(&all[dice.roll(all.len())]));
         }
-        let (got, want) = (store.heads(&q).await.unwrap(), expected(&q, &all));
-        found += want.len();
+        let got = store.heads(&q).await.unwrap();
+        let want = expected(&q, &all);
+        match_count += want.len();
         assert_eq!(got, want, "round {round}: {q:?}");
     }
-    assert!(found > 1000, "{found}");
+    assert!(match_count > 1000, "{match_count}");
     let other = SessionQuery::new(OwnerFilter::Tenant(Tenant::default()), 9);
     assert_eq!(store.heads(&other).await.unwrap(), [], "another tenant sees nothing");
     db.end().await;

@@ -7,24 +7,24 @@ use crate::types::status::Status;
 use serde_json::{Map, Value, json};
 
 /// Asserts that every view of a session agrees with its folded log.
-async fn agree(db: &Db, session: &str) {
+async fn assert_views(db: &Db, session: &str) {
     let folded = load(&db.store, &key(session)).await;
-    let mine = format!("tenant = 'acme' AND session_id = '{session}'");
+    let condition = format!("tenant = 'acme' AND session_id = '{session}'");
 
-    let rows = db.rows(&format!("SELECT ord, message_json::text FROM S.messages WHERE {mine} ORDER BY ord")).await;
+    let rows = db.rows(&format!("SELECT ord, message_json::text FROM S.messages WHERE {condition} ORDER BY ord")).await;
     let shown: Vec<(i64, String)> = rows.iter().map(|r| (r.get(0), r.get(1))).collect();
     let want: Vec<_> = (0..).zip(folded.messages.iter().map(|m| m.message.as_str().to_owned())).collect();
     assert_eq!(shown, want, "messages of {session}");
 
     let sql = "SELECT label, position, (extract(epoch FROM created_at) * 1000000)::bigint, auto FROM S.checkpoints";
-    let rows = db.rows(&format!("{sql} WHERE {mine} ORDER BY created_at, position")).await;
+    let rows = db.rows(&format!("{sql} WHERE {condition} ORDER BY created_at, position")).await;
     let shown: Vec<(String, i64, i64, bool)> = rows.iter().map(|r| (r.get(0), r.get(1), r.get(2), r.get(3))).collect();
     let checkpoints = folded.checkpoints.iter();
     let want = checkpoints.map(|c| (c.label.to_string(), c.position as i64, c.created_at.as_microsecond(), c.auto));
     assert_eq!(shown, want.collect::<Vec<_>>(), "checkpoints of {session}");
 
     let sql = "SELECT run_id, step_index, state::text, created_at = updated_at, id::text FROM S.workflow_checkpoints";
-    let rows = db.rows(&format!("{sql} WHERE {mine} ORDER BY created_at")).await;
+    let rows = db.rows(&format!("{sql} WHERE {condition} ORDER BY created_at")).await;
     assert_eq!(rows.len(), folded.checkpoints.len());
     for (row, c) in rows.iter().zip(&folded.checkpoints) {
         assert_eq!(row.get::<_, Option<&str>>(0), c.run.as_ref().map(RunId::as_str));
@@ -41,11 +41,11 @@ async fn agree(db: &Db, session: &str) {
 }
 
 /// Returns a random entry: a message, a checkpoint or a rewind.
-fn anything(dice: &mut Dice, session: &Session) -> Entry {
+fn random_entry(dice: &mut Dice, session: &Session) -> Entry {
     match dice.roll(8) {
         0 if session.seq > 2 => {
-            let place = session.locate(&Point::Position(dice.roll(session.messages.len() + 1))).unwrap();
-            Entry::Rewound(RewindEntry { to: place.seq, mark: place.mark })
+            let position = session.locate(&Point::Position(dice.roll(session.messages.len() + 1))).unwrap();
+            Entry::Rewound(RewindEntry { to: position.seq, mark: position.mark })
         }
         0 | 1 => {
             let mut state = Map::new();
@@ -78,46 +78,46 @@ async fn views_agree_with_the_fold_over_forks_rewinds_and_purges() {
         let mut names = vec![format!("root-{seed}")];
         Writer::create(store, &names[0]).await.unwrap();
         for step in 0..60 {
-            let from = names[dice.roll(names.len())].clone();
-            let session = load(store, &key(&from)).await;
+            let source = names[dice.roll(names.len())].clone();
+            let session = load(store, &key(&source)).await;
             match dice.roll(10) {
                 0 | 1 if names.len() < 8 => {
                     // At any position, including one before the session's own first record.
                     let point = Point::Position(dice.roll(session.messages.len() + 1));
                     let name = format!("fork-{seed}-{step}");
-                    Writer::fork(store, &from, &point, &name).await.unwrap();
+                    Writer::fork(store, &source, &point, &name).await.unwrap();
                     names.push(name);
                 }
                 2 if names.len() > 3 => {
-                    names.retain(|n| *n != from);
+                    names.retain(|n| *n != source);
                     let mut before = Vec::new();
                     for name in &names {
                         before.push(load(store, &key(name)).await);
                     }
-                    store.purge(&key(&from)).await.unwrap();
+                    store.purge(&key(&source)).await.unwrap();
                     for (name, before) in names.iter().zip(before) {
                         let after = load(store, &key(name)).await;
                         assert_eq!((&after.messages, &after.checkpoints), (&before.messages, &before.checkpoints));
-                        let card = store.head(&key(name)).await.unwrap().unwrap();
-                        assert_eq!((card.seq, &card.mark), (before.seq, &before.mark));
+                        let head = store.head(&key(name)).await.unwrap().unwrap();
+                        assert_eq!((head.seq, &head.mark), (before.seq, &before.mark));
                     }
                 }
                 _ => {
-                    let mut w = Writer { head: store.head(&key(&from)).await.unwrap().unwrap(), skew: 0 };
-                    let entry = anything(&mut dice, &session);
+                    let mut w = Writer { head: store.head(&key(&source)).await.unwrap().unwrap(), skew: 0 };
+                    let entry = random_entry(&mut dice, &session);
                     w.add(store, [entry]).await.unwrap();
                 }
             }
         }
         for name in &names {
-            agree(&db, name).await;
+            assert_views(&db, name).await;
         }
     }
     db.end().await;
 }
 
 #[tokio::test]
-async fn views_show_live_sessions_of_all_tenants_apart() {
+async fn views_show_only_live_sessions() {
     let Some(db) = Db::new("pool=2").await else { return };
     let store = &db.store;
     for (name, status) in [("a", Status::Active), ("p", Status::Paused), ("e", Status::Expired), ("d", Status::Deleted)]

@@ -3,92 +3,101 @@
 use super::*;
 use crate::store::contract::FORMAT;
 
-async fn refusal(file: &str) -> String {
+async fn open_error(file: &str) -> String {
     SqliteStore::open(file).await.unwrap_err().to_string()
 }
 
-async fn three_messages() -> Place {
-    let place = Place::new().await;
-    Log::new("s").say("one").say("two").say("three").save(&place.store).await;
-    place
+async fn store_with_three_messages() -> TestStore {
+    let test_store = TestStore::new().await;
+    Log::new("s").say("one").say("two").say("three").save(&test_store.store).await;
+    test_store
 }
 
 #[tokio::test]
-async fn a_damaged_record_names_its_place() {
-    let place = three_messages().await;
-    let change = "UPDATE record SET entry = replace(entry, 'two', 'TWO') WHERE k & 0xffffffff = 3";
-    assert_eq!(place.sql().execute(change, []).unwrap(), 1);
-    let error = place.records("s").await.unwrap_err();
-    let want = format!("damaged data at sqlite {}, session default/s, record 3: its checksum is wrong", place.file());
+async fn a_damaged_record_is_reported_with_its_location() {
+    let test_store = store_with_three_messages().await;
+    let sql = "UPDATE record SET entry = replace(entry, 'two', 'TWO') WHERE k & 0xffffffff = 3";
+    assert_eq!(test_store.sql().execute(sql, []).unwrap(), 1);
+    let error = test_store.records("s").await.unwrap_err();
+    let want = format!(
+        "damaged data at sqlite {}, session default/s, record 3: its checksum does not match",
+        test_store.file()
+    );
     assert_eq!(error.to_string(), want);
     let undamaged = RecordRange { upto: 2, ..RecordRange::after(0) };
-    assert_eq!(place.store.records(&key("s"), &undamaged).await.unwrap().len(), 2);
+    assert_eq!(test_store.store.records(&key("s"), &undamaged).await.unwrap().len(), 2);
 }
 
 #[tokio::test]
-async fn a_hole_names_its_place() {
-    for gone in 1..=4 {
-        let place = three_messages().await;
-        place.sql().execute("DELETE FROM record WHERE k & 0xffffffff = ?1", [gone as i64]).unwrap();
-        let want = format!("damaged data at sqlite {}, session default/s, record {gone}: it is missing", place.file());
-        for range in [RecordRange::after(0), RecordRange::back_from(Seq::MAX, 10), RecordRange::after(gone - 1)] {
-            let error = place.store.records(&key("s"), &range).await.unwrap_err();
+async fn a_missing_record_is_reported_with_its_location() {
+    for missing_seq in 1..=4 {
+        let test_store = store_with_three_messages().await;
+        test_store.sql().execute("DELETE FROM record WHERE k & 0xffffffff = ?1", [missing_seq as i64]).unwrap();
+        let want = format!(
+            "damaged data at sqlite {}, session default/s, record {missing_seq}: the record is missing",
+            test_store.file()
+        );
+        for range in [RecordRange::after(0), RecordRange::back_from(Seq::MAX, 10), RecordRange::after(missing_seq - 1)]
+        {
+            let error = test_store.store.records(&key("s"), &range).await.unwrap_err();
             assert_eq!(error.to_string(), want, "{range:?}");
         }
-        let beside = place.store.records(&key("s"), &RecordRange::after(gone)).await.unwrap();
-        assert_eq!(beside.len() as u64, 4 - gone);
+        let later_records = test_store.store.records(&key("s"), &RecordRange::after(missing_seq)).await.unwrap();
+        assert_eq!(later_records.len() as u64, 4 - missing_seq);
     }
 }
 
 #[tokio::test]
-async fn a_damaged_head_names_its_place() {
-    let place = three_messages().await;
-    place.sql().execute("UPDATE head SET card = '{}'", []).unwrap();
-    let want = format!("damaged data at sqlite {}, head of session default/s: missing field", place.file());
-    let error = place.store.head(&key("s")).await.unwrap_err().to_string();
+async fn a_damaged_head_is_reported_with_its_location() {
+    let test_store = store_with_three_messages().await;
+    test_store.sql().execute("UPDATE head SET card = '{}'", []).unwrap();
+    let want = format!("damaged data at sqlite {}, head of session default/s: missing field", test_store.file());
+    let error = test_store.store.head(&key("s")).await.unwrap_err().to_string();
     assert!(error.starts_with(&want), "{error}");
     // A damaged session can still be purged.
-    place.store.purge(&key("s")).await.unwrap();
-    assert_eq!(place.store.head(&key("s")).await.unwrap(), None);
+    test_store.store.purge(&key("s")).await.unwrap();
+    assert_eq!(test_store.store.head(&key("s")).await.unwrap(), None);
 }
 
 #[tokio::test]
-async fn a_newer_format_is_refused() {
-    let place = three_messages().await;
-    let sql = place.sql();
+async fn a_newer_format_is_rejected() {
+    let test_store = store_with_three_messages().await;
+    let sql = test_store.sql();
     sql.pragma_update(None, "user_version", 7).unwrap();
-    let want =
-        format!("sqlite {} has format 7, and this version reads up to {FORMAT}; use a newer version", place.file());
-    assert_eq!(refusal(&place.file()).await, want);
+    let want = format!(
+        "sqlite {} has format version 7, and this version supports up to {FORMAT}; use a newer version",
+        test_store.file()
+    );
+    assert_eq!(open_error(&test_store.file()).await, want);
     sql.pragma_update(None, "user_version", FORMAT).unwrap();
-    SqliteStore::open(&place.file()).await.unwrap();
+    SqliteStore::open(&test_store.file()).await.unwrap();
 }
 
 #[tokio::test]
-async fn what_is_no_store_is_refused() {
+async fn a_file_that_is_not_a_store_is_rejected() {
     let directory = tempfile::tempdir().unwrap();
     let file = file(&directory);
     std::fs::write(&file, "Dear diary, ".repeat(1000)).unwrap();
-    assert_eq!(refusal(&file).await, format!("damaged data at sqlite {file}: it is not a SQLite database"));
+    assert_eq!(open_error(&file).await, format!("damaged data at sqlite {file}: not a SQLite database"));
     std::fs::remove_file(&file).unwrap();
     Connection::open(&file).unwrap().execute_batch("CREATE TABLE recipes (name TEXT)").unwrap();
-    assert_eq!(refusal(&file).await, format!("sqlite {file} is the database of another program; use another file"));
-    let nowhere = directory.path().join("no/where.db");
-    let error = refusal(nowhere.to_str().unwrap()).await;
+    assert_eq!(open_error(&file).await, format!("sqlite {file} is the database of another program; use another file"));
+    let missing_directory = directory.path().join("no/where.db");
+    let error = open_error(missing_directory.to_str().unwrap()).await;
     assert!(error.ends_with("create it first"), "{error}");
-    assert!(refusal(":memory:").await.contains("`memory:`"));
+    assert!(open_error(":memory:").await.contains("`memory:`"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn several_may_open_a_new_file_at_once() {
+async fn a_new_file_can_be_opened_concurrently() {
     for _ in 0..5 {
         let directory = tempfile::tempdir().unwrap();
         let file = file(&directory);
-        let opening = (0..8).map(|_| {
+        let open_tasks = (0..8).map(|_| {
             let file = file.clone();
             async move { SqliteStore::open(&file).await }
         });
-        let stores = opening.collect::<tokio::task::JoinSet<_>>().join_all().await;
+        let stores = open_tasks.collect::<tokio::task::JoinSet<_>>().join_all().await;
         let stores: Vec<_> = stores.into_iter().map(|s| s.unwrap()).collect();
         Log::new("s").save(&stores[0]).await;
         assert!(stores[7].head(&key("s")).await.unwrap().is_some());
@@ -96,9 +105,9 @@ async fn several_may_open_a_new_file_at_once() {
 }
 
 #[tokio::test]
-async fn a_closed_store_leaves_its_file_and_the_reserve() {
-    let place = three_messages().await;
-    let Place { store, directory } = place;
+async fn a_closed_store_leaves_only_its_file_and_the_reserve_file() {
+    let test_store = store_with_three_messages().await;
+    let TestStore { store, directory } = test_store;
     assert!(store.head(&key("s")).await.unwrap().is_some());
     drop(store);
     let mut names: Vec<_> = std::fs::read_dir(directory.path()).unwrap().map(|e| e.unwrap().file_name()).collect();

@@ -12,9 +12,9 @@ use std::sync::{Arc, mpsc};
 use tokio::task::JoinSet;
 
 /// Blocks the writer thread until the sender is dropped.
-async fn hold(store: &Arc<SqliteStore>) -> mpsc::Sender<()> {
+async fn block_writer(store: &Arc<SqliteStore>) -> mpsc::Sender<()> {
     let (sender, receiver) = mpsc::channel::<()>();
-    let (started, begun) = tokio::sync::oneshot::channel();
+    let (started, start_signal) = tokio::sync::oneshot::channel();
     let work = move |_: &Connection, _: &super::super::Database| {
         let _ = started.send(());
         let _ = receiver.recv();
@@ -22,13 +22,13 @@ async fn hold(store: &Arc<SqliteStore>) -> mpsc::Sender<()> {
     };
     let store = store.clone();
     JoinSet::from_iter([async move { store.writer.alone(work).await }]).detach_all();
-    begun.await.unwrap();
+    start_signal.await.unwrap();
     sender
 }
 
 /// Returns the results of commits that are all queued when the writer gets to them.
-async fn queued(store: &Arc<SqliteStore>, commits: Vec<Commit>) -> Vec<Result<()>> {
-    let held = hold(store).await;
+async fn commit_queued(store: &Arc<SqliteStore>, commits: Vec<Commit>) -> Vec<Result<()>> {
+    let blocker = block_writer(store).await;
     let mut tasks = JoinSet::new();
     for (n, commit) in commits.into_iter().enumerate() {
         let store = store.clone();
@@ -37,27 +37,27 @@ async fn queued(store: &Arc<SqliteStore>, commits: Vec<Commit>) -> Vec<Result<()
     while store.writer.waiting() < tasks.len() {
         tokio::task::yield_now().await;
     }
-    drop(held);
-    let mut done = tasks.join_all().await;
-    done.sort_by_key(|(n, _)| *n);
-    done.into_iter().map(|(_, outcome)| outcome).collect()
+    drop(blocker);
+    let mut outcomes = tasks.join_all().await;
+    outcomes.sort_by_key(|(n, _)| *n);
+    outcomes.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
-fn shared(place: Place) -> (Arc<SqliteStore>, TempDir, String) {
-    let file = place.file();
-    (Arc::new(place.store), place.directory, file)
+fn into_parts(test_store: TestStore) -> (Arc<SqliteStore>, TempDir, String) {
+    let file = test_store.file();
+    (Arc::new(test_store.store), test_store.directory, file)
 }
 
 #[tokio::test]
-async fn commits_that_wait_share_a_transaction() {
-    let (store, _directory, file) = shared(Place::new().await);
+async fn queued_commits_share_a_transaction() {
+    let (store, _directory, file) = into_parts(TestStore::new().await);
     let mut logs: Vec<_> = (0..16).map(|n| Log::new(&format!("s{n}"))).collect();
     for log in &mut logs {
         log.save(&store).await;
     }
     let pages = || std::fs::metadata(format!("{file}-wal")).unwrap().len() / 4096;
     let before = pages();
-    let outcomes = queued(&store, logs.iter_mut().map(|log| log.say("hi").commit()).collect()).await;
+    let outcomes = commit_queued(&store, logs.iter_mut().map(|log| log.say("hi").commit()).collect()).await;
     assert!(outcomes.iter().all(Result::is_ok));
     // Each commit on its own would write the pages of its head, three indexes and its record.
     assert!(pages() - before < 16, "{} pages for one transaction", pages() - before);
@@ -67,27 +67,27 @@ async fn commits_that_wait_share_a_transaction() {
 }
 
 /// Returns the name of the thread that executes a write.
-async fn who_writes(store: &SqliteStore) -> Option<String> {
+async fn writing_thread_name(store: &SqliteStore) -> Option<String> {
     let name = |_: &Connection, _: &super::super::Database| Ok(std::thread::current().name().map(str::to_owned));
     store.writer.write(name).await.unwrap()
 }
 
-const OWN: Option<&str> = Some("tenure-sqlite");
+const WRITER_THREAD: Option<&str> = Some("tenure-sqlite");
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_step_that_is_alone_is_done_where_it_is() {
-    let (store, _directory, _) = shared(Place::new().await);
+async fn a_single_write_runs_on_the_callers_thread() {
+    let (store, _directory, _) = into_parts(TestStore::new().await);
     // The writer thread may still be executing writes from the opening of the store.
-    let mut name = who_writes(&store).await;
-    while name.as_deref() == OWN {
-        name = who_writes(&store).await;
+    let mut name = writing_thread_name(&store).await;
+    while name.as_deref() == WRITER_THREAD {
+        name = writing_thread_name(&store).await;
     }
     assert_eq!(name.as_deref(), std::thread::current().name());
-    let there = store.clone();
+    let task_store = store.clone();
     let task = async move {
         // As above; a write may find the writer thread busy, but not a hundred times in a row.
         for _ in 0..100 {
-            if who_writes(&there).await.as_deref() != OWN {
+            if writing_thread_name(&task_store).await.as_deref() != WRITER_THREAD {
                 return true;
             }
         }
@@ -95,44 +95,44 @@ async fn a_step_that_is_alone_is_done_where_it_is() {
     };
     assert_eq!(JoinSet::from_iter([task]).join_all().await, [true]);
     // Not while another write is in progress, nor right after concurrent writes.
-    let held = hold(&store).await;
-    let late = JoinSet::from_iter([(); 2].map(|()| {
+    let blocker = block_writer(&store).await;
+    let waiting = JoinSet::from_iter([(); 2].map(|()| {
         let store = store.clone();
-        async move { who_writes(&store).await }
+        async move { writing_thread_name(&store).await }
     }));
     while store.writer.waiting() < 2 {
         tokio::task::yield_now().await;
     }
-    drop(held);
-    assert_eq!(late.join_all().await.iter().map(Option::as_deref).collect::<Vec<_>>(), [OWN; 2]);
-    assert_eq!(who_writes(&store).await.as_deref(), OWN);
+    drop(blocker);
+    assert_eq!(waiting.join_all().await.iter().map(Option::as_deref).collect::<Vec<_>>(), [WRITER_THREAD; 2]);
+    assert_eq!(writing_thread_name(&store).await.as_deref(), WRITER_THREAD);
     // After the queue has drained, writes soon run on the caller's thread again.
-    while who_writes(&store).await.as_deref() == OWN {}
+    while writing_thread_name(&store).await.as_deref() == WRITER_THREAD {}
 }
 
 #[tokio::test]
-async fn a_runtime_of_one_thread_waits_for_no_disk() {
-    let place = Place::new().await;
-    assert_eq!(who_writes(&place.store).await.as_deref(), OWN);
+async fn a_current_thread_runtime_never_blocks_on_the_disk() {
+    let test_store = TestStore::new().await;
+    assert_eq!(writing_thread_name(&test_store.store).await.as_deref(), WRITER_THREAD);
 }
 
 #[test]
-fn tasks_that_have_no_other_thread_wait_for_no_disk() {
+fn a_local_set_never_blocks_on_the_disk() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     tokio::task::LocalSet::new().block_on(&runtime, async {
-        let (store, _directory, _) = shared(Place::new().await);
-        let there = store.clone();
+        let (store, _directory, _) = into_parts(TestStore::new().await);
+        let task_store = store.clone();
         let mut tasks = JoinSet::new();
-        tasks.spawn_local(async move { who_writes(&there).await });
-        assert_eq!(tasks.join_all().await[0].as_deref(), OWN);
+        tasks.spawn_local(async move { writing_thread_name(&task_store).await });
+        assert_eq!(tasks.join_all().await[0].as_deref(), WRITER_THREAD);
         // The root future of the `LocalSet` can write as well.
-        who_writes(&store).await;
+        writing_thread_name(&store).await;
     });
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn commits_of_one_task_share_a_transaction() {
-    let (store, _directory, file) = shared(Place::new().await);
+    let (store, _directory, file) = into_parts(TestStore::new().await);
     let mut logs: Vec<_> = (0..4).map(|n| Log::new(&format!("s{n}"))).collect();
     for log in &mut logs {
         log.save(&store).await;
@@ -150,41 +150,42 @@ async fn commits_of_one_task_share_a_transaction() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_step_is_done_although_nobody_waits_for_it() {
-    let place = Place::new().await;
+async fn a_write_is_executed_although_its_caller_was_cancelled() {
+    let test_store = TestStore::new().await;
     let commit = Log::new("s").commit();
     {
-        let mut step = std::pin::pin!(place.store.commit(&commit));
-        let once = std::future::poll_fn(|context| std::task::Poll::Ready(step.as_mut().poll(context).is_pending()));
-        assert!(once.await, "it lets others bring theirs");
+        let mut step = std::pin::pin!(test_store.store.commit(&commit));
+        let poll_once =
+            std::future::poll_fn(|context| std::task::Poll::Ready(step.as_mut().poll(context).is_pending()));
+        assert!(poll_once.await, "the write yields once, so that others can join its batch");
     }
-    while place.store.head(&key("s")).await.unwrap().is_none() {
+    while test_store.store.head(&key("s")).await.unwrap().is_none() {
         tokio::task::yield_now().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_waits_for_ever_after_a_panic() {
+async fn no_caller_waits_forever_after_a_panic() {
     for flavor in ["a thread of the caller's", "the store's own"] {
-        let (store, _directory, _) = shared(Place::new().await);
-        let held = if flavor == "the store's own" { Some(hold(&store).await) } else { None };
-        let there = store.clone();
+        let (store, _directory, _) = into_parts(TestStore::new().await);
+        let blocker = if flavor == "the store's own" { Some(block_writer(&store).await) } else { None };
+        let task_store = store.clone();
         let mut tasks = JoinSet::new();
-        tasks.spawn(async move { there.writer.write::<()>(|_, _| panic!("on purpose")).await });
-        while held.is_some() && store.writer.waiting() < 1 {
+        tasks.spawn(async move { task_store.writer.write::<()>(|_, _| panic!("on purpose")).await });
+        while blocker.is_some() && store.writer.waiting() < 1 {
             tokio::task::yield_now().await;
         }
-        drop(held);
-        let told = tasks.join_next().await.unwrap();
-        assert!(told.is_err() || told.unwrap().is_err());
-        let refused = store.commit(&Log::new("s").commit()).await.unwrap_err();
-        assert_eq!(refused.code(), "unavailable", "{refused}");
+        drop(blocker);
+        let outcome = tasks.join_next().await.unwrap();
+        assert!(outcome.is_err() || outcome.unwrap().is_err());
+        let error = store.commit(&Log::new("s").commit()).await.unwrap_err();
+        assert_eq!(error.code(), "unavailable", "{error}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sixteen_tasks_write_at_once() {
-    let (store, _directory, _) = shared(Place::new().await);
+async fn sixteen_tasks_write_concurrently() {
+    let (store, _directory, _) = into_parts(TestStore::new().await);
     let mut tasks = JoinSet::new();
     for n in 0..16 {
         let store = store.clone();
@@ -204,10 +205,10 @@ async fn sixteen_tasks_write_at_once() {
 }
 
 #[tokio::test]
-async fn a_refused_commit_does_not_spoil_the_others() {
-    let place = Place::new().await;
-    let sql = place.sql();
-    let (store, _directory, _) = shared(place);
+async fn a_rejected_commit_does_not_affect_the_others() {
+    let test_store = TestStore::new().await;
+    let sql = test_store.sql();
+    let (store, _directory, _) = into_parts(test_store);
     let mut logs: Vec<_> = (0..4).map(|n| Log::new(&format!("s{n}"))).collect();
     for log in &mut logs {
         log.save(&store).await;
@@ -222,11 +223,11 @@ async fn a_refused_commit_does_not_spoil_the_others() {
     stale.records.remove(0);
     stale.base = stale.base.map(|end| LogEnd { seq: 2, ..end });
     let dirty = logs[2].say("one").say("two").commit();
-    let missing = Commit { base: Some(Log::new("nobody").head.end()), ..Log::new("nobody").say("hi").commit() };
+    let missing = Commit { base: Some(Log::new("missing").head.end()), ..Log::new("missing").say("hi").commit() };
     let missing = Commit { records: missing.records[1..].to_vec(), ..missing };
     let exists = Log::new("s3").commit();
-    let late = logs[3].say("good").commit();
-    let outcomes = queued(&store, vec![good, stale, dirty, missing, exists, late]).await;
+    let last = logs[3].say("good").commit();
+    let outcomes = commit_queued(&store, vec![good, stale, dirty, missing, exists, last]).await;
     let codes: Vec<_> = outcomes.iter().map(|o| o.as_ref().map_err(Error::code).copied()).collect();
     assert_eq!(
         codes,
@@ -234,8 +235,8 @@ async fn a_refused_commit_does_not_spoil_the_others() {
         "{outcomes:?}"
     );
     let ends: Vec<i64> = {
-        let mut find = sql.prepare("SELECT seq FROM head ORDER BY session").unwrap();
-        find.query_map([], |r| r.get(0)).unwrap().map(|seq| seq.unwrap()).collect()
+        let mut statement = sql.prepare("SELECT seq FROM head ORDER BY session").unwrap();
+        statement.query_map([], |r| r.get(0)).unwrap().map(|seq| seq.unwrap()).collect()
     };
     assert_eq!(ends, [2, 1, 1, 2]);
     let count: i64 = sql.query_row("SELECT count(*) FROM record", [], |r| r.get(0)).unwrap();
@@ -243,21 +244,21 @@ async fn a_refused_commit_does_not_spoil_the_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_processes_may_write_one_file() {
-    let place = Place::new().await;
-    let other = Arc::new(SqliteStore::open(&place.file()).await.unwrap());
-    let (store, _directory, _) = shared(place);
+async fn two_processes_can_write_one_file() {
+    let test_store = TestStore::new().await;
+    let other = Arc::new(SqliteStore::open(&test_store.file()).await.unwrap());
+    let (store, _directory, _) = into_parts(test_store);
     Log::new("s").save(&store).await;
     let mut tasks = JoinSet::new();
     for (n, store) in [&store, &other, &store, &other].into_iter().enumerate() {
         let store = store.clone();
         tasks.spawn(async move {
-            let mut done = 0;
-            while done < 15 {
+            let mut written = 0;
+            while written < 15 {
                 let head = store.head(&key("s")).await.unwrap().unwrap();
                 let mut log = Log { base: Some(head.end()), head, new: Vec::new() };
-                match store.commit(&log.say(&format!("{n}.{done}")).commit()).await {
-                    Ok(()) => done += 1,
+                match store.commit(&log.say(&format!("{n}.{written}")).commit()).await {
+                    Ok(()) => written += 1,
                     Err(e) => assert_eq!(e.code(), "conflict", "{e}"),
                 }
             }
@@ -266,56 +267,56 @@ async fn two_processes_may_write_one_file() {
     tasks.join_all().await;
     let records = other.records(&key("s"), &RecordRange::after(0)).await.unwrap();
     assert_eq!(records.iter().map(|r| r.seq).collect::<Vec<_>>(), (1..=61).collect::<Vec<_>>());
-    let said = |n: usize| records.iter().filter(|r| r.entry.encode().contains(&format!("\"{n}."))).count();
-    assert_eq!([0, 1, 2, 3].map(said), [15; 4]);
+    let count_of = |n: usize| records.iter().filter(|r| r.entry.encode().contains(&format!("\"{n}."))).count();
+    assert_eq!([0, 1, 2, 3].map(count_of), [15; 4]);
 }
 
 #[tokio::test]
 async fn a_full_disk_loses_nothing_and_can_be_freed() {
-    let place = Place::new().await;
+    let test_store = TestStore::new().await;
     let mut log = Log::new("s");
-    log.save(&place.store).await;
+    log.save(&test_store.store).await;
     let limit = |pages: i64| {
-        place
+        test_store
             .store
             .writer
             .alone(move |conn, file| conn.pragma_update(None, "max_page_count", pages).map_err(|e| file.error(&e)))
     };
     limit(1).await.unwrap();
     let commit = log.clone().say(&"long ".repeat(10_000)).commit();
-    let refused = place.store.commit(&commit).await.unwrap_err();
-    assert_eq!(refused.to_string(), format!("no space left at sqlite {}; free some and retry", place.file()));
-    assert_eq!(place.store.head(&key("s")).await.unwrap(), Some(log.head));
-    assert_eq!(place.records("s").await.unwrap().len(), 1);
+    let error = test_store.store.commit(&commit).await.unwrap_err();
+    assert_eq!(error.to_string(), format!("no space left at sqlite {}; free disk space and retry", test_store.file()));
+    assert_eq!(test_store.store.head(&key("s")).await.unwrap(), Some(log.head));
+    assert_eq!(test_store.records("s").await.unwrap().len(), 1);
     limit(1 << 30).await.unwrap();
-    place.store.commit(&commit).await.unwrap();
-    assert_eq!(place.records("s").await.unwrap().len(), 2);
+    test_store.store.commit(&commit).await.unwrap();
+    assert_eq!(test_store.records("s").await.unwrap().len(), 2);
 }
 
 #[tokio::test]
-async fn marks_are_seen_and_counted() {
-    let place = Place::new().await;
-    let shelf = memory("ada");
-    place.store.put(&shelf, &item("a", "tea"), None).await.unwrap();
+async fn uses_are_visible_and_counted() {
+    let test_store = TestStore::new().await;
+    let namespace = memory("ada");
+    test_store.store.put(&namespace, &item("a", "tea"), None).await.unwrap();
     for second in 2..=50 {
-        let got = place.store.get(&shelf, "a", Some(at(second))).await.unwrap().unwrap();
+        let got = test_store.store.get(&namespace, "a", Some(at(second))).await.unwrap().unwrap();
         assert_eq!(got.used_at, at(second));
     }
-    let marked = Item { used_at: at(50), uses: 49, ..item("a", "tea") };
-    assert_eq!(place.store.get(&shelf, "a", None).await.unwrap(), Some(marked));
+    let expected_item = Item { used_at: at(50), uses: 49, ..item("a", "tea") };
+    assert_eq!(test_store.store.get(&namespace, "a", None).await.unwrap(), Some(expected_item));
     // Whatever use marks came before, a commit is fsynced.
-    Log::new("s").save(&place.store).await;
+    Log::new("s").save(&test_store.store).await;
     let level =
         |conn: &Connection, _: &super::super::Database| Ok(conn.pragma_query_value(None, "synchronous", |r| r.get(0)));
-    assert_eq!(place.store.writer.alone(level).await.unwrap(), Ok(2));
+    assert_eq!(test_store.store.writer.alone(level).await.unwrap(), Ok(2));
 }
 
 #[tokio::test]
-async fn there_is_a_limit_to_records_and_sessions() {
-    let place = Place::new().await;
+async fn records_and_sessions_are_limited() {
+    let test_store = TestStore::new().await;
     let mut log = Log::new("s");
-    log.save(&place.store).await;
-    let sql = place.sql();
+    log.save(&test_store.store).await;
+    let sql = test_store.sql();
     let last = (1u64 << 32) - 1;
     sql.execute("UPDATE head SET seq = ?1, card = json_set(card, '$.seq', ?1)", [last as i64]).unwrap();
     let mut log = Log {
@@ -323,13 +324,13 @@ async fn there_is_a_limit_to_records_and_sessions() {
         head: Head { seq: last, ..log.head },
         new: Vec::new(),
     };
-    let refused = place.store.commit(&log.say("one more").commit()).await.unwrap_err();
-    assert_eq!(refused.code(), "too_large", "{refused}");
+    let error = test_store.store.commit(&log.say("one more").commit()).await.unwrap_err();
+    assert_eq!(error.code(), "too_large", "{error}");
 
     sql.execute("UPDATE head SET id = (1 << 31) - 1", []).unwrap();
-    let refused = place.store.commit(&Log::new("t").commit()).await.unwrap_err();
-    assert_eq!(refused.code(), "too_large", "{refused}");
-    assert_eq!(place.store.head(&key("t")).await.unwrap(), None);
+    let error = test_store.store.commit(&Log::new("t").commit()).await.unwrap_err();
+    assert_eq!(error.code(), "too_large", "{error}");
+    assert_eq!(test_store.store.head(&key("t")).await.unwrap(), None);
 }
 
 fn fork(session: &str, parent: &Log, seq: Seq) -> Log {
@@ -338,50 +339,55 @@ fn fork(session: &str, parent: &Log, seq: Seq) -> Log {
 }
 
 #[tokio::test]
-async fn the_fork_that_left_last_inherits() {
-    let place = Place::new().await;
-    let store = &place.store;
+async fn the_fork_with_the_latest_fork_point_inherits() {
+    let test_store = TestStore::new().await;
+    let store = &test_store.store;
     let picture = |n: u8| Blob { id: BlobId::of(&[n]), bytes: Arc::from([n]) };
     let mut parent = Log::new("p");
     for n in 1..=5 {
         let commit = parent.say(&n.to_string()).commit();
         store.commit(&Commit { blobs: vec![picture(n)], ..commit }).await.unwrap();
     }
-    let (mut early, mut heir) = (fork("early", &parent, 2), fork("heir", &parent, 4));
-    for log in [&mut early, &mut heir] {
-        log.say("mine").save(store).await;
+    let mut early = fork("early", &parent, 2);
+    let mut inheriting = fork("late", &parent, 4);
+    for log in [&mut early, &mut inheriting] {
+        log.say("own").save(store).await;
     }
-    let before = place.records("p").await.unwrap();
-    let own = place.records("heir").await.unwrap();
+    let before = test_store.records("p").await.unwrap();
+    let inheriting_records = test_store.records("late").await.unwrap();
     store.purge(&key("p")).await.unwrap();
 
     assert_eq!(store.head(&key("p")).await.unwrap(), None);
-    assert_eq!(place.records("heir").await.unwrap(), [&before[..4], &own[..]].concat());
-    let got = store.head(&key("heir")).await.unwrap();
-    assert_eq!(got, Some(Head { first: 1, parent: None, ..heir.head.clone() }));
+    assert_eq!(test_store.records("late").await.unwrap(), [&before[..4], &inheriting_records[..]].concat());
+    let got = store.head(&key("late")).await.unwrap();
+    assert_eq!(got, Some(Head { first: 1, parent: None, ..inheriting.head.clone() }));
     let got = store.head(&key("early")).await.unwrap().unwrap();
-    assert_eq!(got.parent.map(|p| (p.session.to_string(), p.seq)), Some(("heir".to_owned(), 2)));
+    assert_eq!(got.parent.map(|p| (p.session.to_string(), p.seq)), Some(("late".to_owned(), 2)));
     for n in 1..=5 {
         // The first picture belongs to record 1 (and 2), the n-th to record n + 1.
-        let there = store.blob(&Tenant::default(), &picture(n).id).await.unwrap().is_some();
-        assert_eq!(there, n <= 3, "picture {n}");
+        let exists = store.blob(&Tenant::default(), &picture(n).id).await.unwrap().is_some();
+        assert_eq!(exists, n <= 3, "picture {n}");
     }
     // A writer with a stale head can continue, and does not undo the inheritance.
-    heir.say("more").save(store).await;
-    assert_eq!(store.head(&key("heir")).await.unwrap(), Some(Head { first: 1, parent: None, ..heir.head.clone() }));
-    assert_eq!(place.records("heir").await.unwrap().len(), 7);
+    inheriting.say("more").save(store).await;
+    assert_eq!(
+        store.head(&key("late")).await.unwrap(),
+        Some(Head { first: 1, parent: None, ..inheriting.head.clone() })
+    );
+    assert_eq!(test_store.records("late").await.unwrap().len(), 7);
 }
 
 #[tokio::test]
-async fn records_of_all_sizes_and_kinds_come_back() {
-    let place = Place::new().await;
-    let (mut log, mut dice) = (Log::new("s"), Dice(3));
+async fn records_of_all_sizes_and_kinds_are_read_back() {
+    let test_store = TestStore::new().await;
+    let mut log = Log::new("s");
+    let mut dice = Dice(3);
     for n in 0..400 {
         match n % 8 {
             3 => log.push(Entry::Status { to: Status::Paused, reason: Some("ä".repeat(dice.roll(99))) }),
             5 => {
-                let (run, message) =
-                    (Some(RunId::new("r").unwrap()), Message::assistant(&"ö\"".repeat(dice.roll(999))));
+                let run = Some(RunId::new("r").unwrap());
+                let message = Message::assistant(&"ö\"".repeat(dice.roll(999)));
                 log.push(Entry::Message(MessageEntry { run, lead: n % 3 == 0, ..MessageEntry::from(message) }))
             }
             _ if n % 100 == 0 => log.say(&"long ".repeat(20_000)),
@@ -389,9 +395,9 @@ async fn records_of_all_sizes_and_kinds_come_back() {
         };
     }
     let written = log.new.clone();
-    log.save(&place.store).await;
-    assert_eq!(place.records("s").await.unwrap(), written);
-    let mut back = place.store.records(&key("s"), &RecordRange::back_from(Seq::MAX, 1000)).await.unwrap();
-    back.reverse();
-    assert_eq!(back, written);
+    log.save(&test_store.store).await;
+    assert_eq!(test_store.records("s").await.unwrap(), written);
+    let mut backward = test_store.store.records(&key("s"), &RecordRange::back_from(Seq::MAX, 1000)).await.unwrap();
+    backward.reverse();
+    assert_eq!(backward, written);
 }

@@ -1,28 +1,28 @@
 //! Namespaces of key-value items: eviction, last use, expiry and ownership.
 
 use super::fixture::Fixture;
-use super::kit::{RandomLog, assert_fails, item, key, moment, session_shelf, shelf, state};
+use super::support::{RandomLog, assert_fails, item, key, namespace, session_namespace, state, timestamp};
 use crate::store::contract::Store;
 use crate::store::item::{Item, Namespace, Owner};
 use crate::types::error::Error;
 use crate::types::id::{SessionId, Tenant, User};
 
 fn cache() -> Namespace {
-    shelf(Owner::User(User::default()), "cache")
+    namespace(Owner::User(User::default()), "cache")
 }
 
 fn user(name: &str) -> Owner {
     Owner::User(User::new(name).unwrap())
 }
 
-async fn put_all(store: &dyn Store, shelf: &Namespace, items: &[Item]) {
+async fn put_all(store: &dyn Store, namespace: &Namespace, items: &[Item]) {
     for item in items {
-        store.put(shelf, item, None).await.unwrap();
+        store.put(namespace, item, None).await.unwrap();
     }
 }
 
-async fn keys(store: &dyn Store, shelf: &Namespace) -> Vec<String> {
-    store.items(shelf, None, usize::MAX).await.unwrap().into_iter().map(|i| i.key).collect()
+async fn keys(store: &dyn Store, namespace: &Namespace) -> Vec<String> {
+    store.items(namespace, None, usize::MAX).await.unwrap().into_iter().map(|i| i.key).collect()
 }
 
 /// An item round-trips, by key and in the list.
@@ -30,9 +30,9 @@ pub async fn an_item_reads_back(Fixture { store, .. }: Fixture) {
     let full = Item {
         value: r#"{ "b": 1.50, "a" : "\u0000ä" }"#.to_owned(),
         text: Some("Ein schöner Tag".to_owned()),
-        used_at: moment(2),
+        used_at: timestamp(2),
         uses: 1 << 40,
-        expires_at: Some(moment(1000)),
+        expires_at: Some(timestamp(1000)),
         ..item("full", 1)
     };
     let items = [full, item("plain", 3)];
@@ -45,7 +45,7 @@ pub async fn an_item_reads_back(Fixture { store, .. }: Fixture) {
 }
 
 /// Keys and texts may be any string, and values may be large.
-pub async fn odd_items_are_kept(Fixture { store, .. }: Fixture) {
+pub async fn unusual_items_are_stored(Fixture { store, .. }: Fixture) {
     let long = "k".repeat(500);
     let keys =
         ["", " ", "../up", "a/b", "a\\b", "it's", "\"q\"", "%", "_", "A", "a", "ä", "😀", "a\nb", ".", long.as_str()];
@@ -60,7 +60,7 @@ pub async fn odd_items_are_kept(Fixture { store, .. }: Fixture) {
 }
 
 /// A text may contain control characters; only NUL is rejected.
-pub async fn control_characters_are_kept(Fixture { store, .. }: Fixture) {
+pub async fn control_characters_are_stored(Fixture { store, .. }: Fixture) {
     let refused = [
         Item { text: Some("a\0b".to_owned()), ..item("k", 1) },
         Item { key: "a\0b".to_owned(), ..item("k", 1) },
@@ -71,25 +71,25 @@ pub async fn control_characters_are_kept(Fixture { store, .. }: Fixture) {
         assert_eq!(error.code(), "invalid", "{error}");
     }
     assert_eq!(store.items(&cache(), None, 9).await.unwrap(), []);
-    let odd = Item { text: Some("tab\t, bell\u{7}, \u{85}, \u{feff}".to_owned()), ..item("k", 1) };
-    store.put(&cache(), &odd, None).await.unwrap();
-    assert_eq!(store.get(&cache(), "k", None).await.unwrap(), Some(odd.clone()));
+    let unusual = Item { text: Some("tab\t, bell\u{7}, \u{85}, \u{feff}".to_owned()), ..item("k", 1) };
+    store.put(&cache(), &unusual, None).await.unwrap();
+    assert_eq!(store.get(&cache(), "k", None).await.unwrap(), Some(unusual.clone()));
     let hits = store.search(&cache(), "bell", 9).await.unwrap();
-    assert_eq!(hits.into_iter().map(|h| h.item).collect::<Vec<_>>(), [odd]);
+    assert_eq!(hits.into_iter().map(|h| h.item).collect::<Vec<_>>(), [unusual]);
 }
 
 /// A put replaces the item with the same key.
 pub async fn an_item_replaces_its_predecessor(Fixture { store, .. }: Fixture) {
-    let old = Item { expires_at: Some(moment(50)), text: Some("old".to_owned()), uses: 9, ..item("k", 9) };
+    let old = Item { expires_at: Some(timestamp(50)), text: Some("old".to_owned()), uses: 9, ..item("k", 9) };
     let new = Item { value: "2".to_owned(), ..item("k", 2) };
     put_all(&*store, &cache(), &[old, new.clone()]).await;
     assert_eq!(store.get(&cache(), "k", None).await.unwrap(), Some(new.clone()));
     assert_eq!(store.items(&cache(), None, 9).await.unwrap(), [new]);
-    assert_eq!(store.expire(moment(100), 9).await.unwrap(), 0);
+    assert_eq!(store.expire(timestamp(100), 9).await.unwrap(), 0);
 }
 
 /// Beyond the cap, the least recently used item is evicted.
-pub async fn the_least_recently_used_goes_first(Fixture { store, .. }: Fixture) {
+pub async fn the_least_recently_used_is_evicted_first(Fixture { store, .. }: Fixture) {
     put_all(&*store, &cache(), &[item("a", 30), item("b", 10), item("c", 20)]).await;
     store.put(&cache(), &item("d", 40), Some(4)).await.unwrap();
     assert_eq!(keys(&*store, &cache()).await, ["a", "b", "c", "d"]);
@@ -99,13 +99,13 @@ pub async fn the_least_recently_used_goes_first(Fixture { store, .. }: Fixture) 
     store.put(&cache(), &item("f", 60), Some(2)).await.unwrap();
     assert_eq!(keys(&*store, &cache()).await, ["e", "f"]);
     // Other namespaces are not counted.
-    let other = shelf(user("other"), "cache");
+    let other = namespace(user("other"), "cache");
     store.put(&other, &item("x", 1), Some(1)).await.unwrap();
     assert_eq!(keys(&*store, &cache()).await, ["e", "f"]);
 }
 
 /// The item just put is never evicted, however old its last use and however low the cap.
-pub async fn the_new_item_never_goes(Fixture { store, .. }: Fixture) {
+pub async fn the_new_item_is_never_evicted(Fixture { store, .. }: Fixture) {
     put_all(&*store, &cache(), &[item("a", 30), item("b", 10)]).await;
     store.put(&cache(), &item("c", 1), Some(2)).await.unwrap();
     assert_eq!(keys(&*store, &cache()).await, ["a", "c"]);
@@ -123,41 +123,42 @@ pub async fn replacing_an_item_evicts_nothing(Fixture { store, .. }: Fixture) {
 }
 
 /// A read with a use time updates and counts the use; a read without one does not.
-pub async fn use_is_marked_and_counted(Fixture { store, .. }: Fixture) {
+pub async fn use_is_recorded_and_counted(Fixture { store, .. }: Fixture) {
     put_all(&*store, &cache(), &[item("a", 10), item("b", 10)]).await;
     for seconds in [20, 30, 40] {
-        let got = store.get(&cache(), "a", Some(moment(seconds))).await.unwrap().unwrap();
+        let got = store.get(&cache(), "a", Some(timestamp(seconds))).await.unwrap().unwrap();
         assert_eq!((got.key, got.value), ("a".to_owned(), item("a", 10).value));
         store.get(&cache(), "a", None).await.unwrap();
     }
-    let used = Item { used_at: moment(40), uses: 3, ..item("a", 10) };
+    let used = Item { used_at: timestamp(40), uses: 3, ..item("a", 10) };
     assert_eq!(store.get(&cache(), "a", None).await.unwrap(), Some(used.clone()));
     assert_eq!(store.items(&cache(), None, 9).await.unwrap(), [used, item("b", 10)]);
 }
 
 /// A used item is evicted later.
-pub async fn use_keeps_an_item(Fixture { store, .. }: Fixture) {
+pub async fn use_delays_eviction(Fixture { store, .. }: Fixture) {
     put_all(&*store, &cache(), &[item("a", 10), item("b", 20), item("c", 30)]).await;
-    store.get(&cache(), "a", Some(moment(40))).await.unwrap();
+    store.get(&cache(), "a", Some(timestamp(40))).await.unwrap();
     store.put(&cache(), &item("d", 50), Some(3)).await.unwrap();
     assert_eq!(keys(&*store, &cache()).await, ["a", "c", "d"]);
 }
 
 /// Items are listed in byte order of their keys, in pages.
-pub async fn items_come_by_key(Fixture { store, .. }: Fixture) {
+pub async fn items_are_listed_by_key(Fixture { store, .. }: Fixture) {
     let mut sorted =
         ["10", "9", "A", "Z", "_", "a", "a-b", "a:b", "aB", "ab", "z", "Ä", "ä", "ﬀ", "😀"].map(|k| item(k, 1));
     put_all(&*store, &cache(), &sorted).await;
     sorted.sort_by(|a, b| a.key.cmp(&b.key));
     for limit in [1, 2, 4, 15, 16] {
-        let (mut pages, mut after) = (Vec::new(), None::<String>);
+        let mut pages = Vec::new();
+        let mut after = None::<String>;
         loop {
             let page = store.items(&cache(), after.as_deref(), limit).await.unwrap();
             assert!(page.len() <= limit);
             let Some(last) = page.last() else { break };
             after = Some(last.key.clone());
             pages.extend(page);
-            assert!(pages.len() <= sorted.len(), "the pages have doubles: {pages:?}");
+            assert!(pages.len() <= sorted.len(), "the pages contain duplicates: {pages:?}");
         }
         assert_eq!(pages, sorted);
     }
@@ -176,40 +177,44 @@ pub async fn an_item_is_removed_once(Fixture { store, .. }: Fixture) {
 }
 
 /// Expired items are removed in every namespace of every owner; others stay.
-pub async fn what_is_over_expires(Fixture { store, .. }: Fixture) {
-    let mut log = RandomLog::begin(key("other", "s"), Default::default(), moment(0));
+pub async fn expired_items_are_removed(Fixture { store, .. }: Fixture) {
+    let mut log = RandomLog::begin(key("other", "s"), Default::default(), timestamp(0));
     log.save(&*store).await;
-    let shelves =
-        [cache(), session_shelf(&log.key, "cache"), shelf(Owner::Tenant, "x"), shelf(Owner::Group("g".into()), "x")];
-    let until = |key, seconds| Item { expires_at: Some(moment(seconds)), ..item(key, 1) };
-    for shelf in &shelves {
-        put_all(&*store, shelf, &[until("a", 10), until("b", 20), until("c", 30), item("d", 1)]).await;
+    let namespaces = [
+        cache(),
+        session_namespace(&log.key, "cache"),
+        namespace(Owner::Tenant, "x"),
+        namespace(Owner::Group("g".into()), "x"),
+    ];
+    let until = |key, seconds| Item { expires_at: Some(timestamp(seconds)), ..item(key, 1) };
+    for namespace in &namespaces {
+        put_all(&*store, namespace, &[until("a", 10), until("b", 20), until("c", 30), item("d", 1)]).await;
     }
-    assert_eq!(store.expire(moment(5), 100).await.unwrap(), 0);
-    assert_eq!(store.expire(moment(25), 100).await.unwrap(), 2 * shelves.len());
-    assert_eq!(store.expire(moment(25), 100).await.unwrap(), 0);
-    for shelf in &shelves {
-        assert_eq!(store.items(shelf, None, 9).await.unwrap(), [until("c", 30), item("d", 1)]);
+    assert_eq!(store.expire(timestamp(5), 100).await.unwrap(), 0);
+    assert_eq!(store.expire(timestamp(25), 100).await.unwrap(), 2 * namespaces.len());
+    assert_eq!(store.expire(timestamp(25), 100).await.unwrap(), 0);
+    for namespace in &namespaces {
+        assert_eq!(store.items(namespace, None, 9).await.unwrap(), [until("c", 30), item("d", 1)]);
     }
-    assert_eq!(store.expire(moment(1000), usize::MAX).await.unwrap(), shelves.len());
+    assert_eq!(store.expire(timestamp(1000), usize::MAX).await.unwrap(), namespaces.len());
 }
 
 /// An expiry pass removes at most `limit` items.
 pub async fn expiry_has_a_limit(Fixture { store, .. }: Fixture) {
     for n in 0..5 {
-        let over = Item { expires_at: Some(moment(n)), ..item(&n.to_string(), 0) };
-        store.put(&cache(), &over, None).await.unwrap();
+        let expiring = Item { expires_at: Some(timestamp(n)), ..item(&n.to_string(), 0) };
+        store.put(&cache(), &expiring, None).await.unwrap();
     }
     let mut passes = Vec::new();
     for limit in [0, 2, 2, 2, 2] {
-        passes.push(store.expire(moment(100), limit).await.unwrap());
+        passes.push(store.expire(timestamp(100), limit).await.unwrap());
     }
     assert_eq!(passes, [0, 2, 2, 1, 0]);
     assert_eq!(keys(&*store, &cache()).await, [""; 0]);
 }
 
 /// Namespaces are separated by name, owner and tenant: equal keys are different items.
-pub async fn shelves_are_apart(Fixture { store, .. }: Fixture) {
+pub async fn namespaces_are_separate(Fixture { store, .. }: Fixture) {
     let ids = ["a", "tenant"].map(|id| SessionId::new(id).unwrap());
     for id in &ids {
         RandomLog::new(id.as_str()).save(&*store).await;
@@ -218,67 +223,68 @@ pub async fn shelves_are_apart(Fixture { store, .. }: Fixture) {
     let owners =
         [Owner::Tenant, user("a"), user("A"), user("a/b"), user("tenant"), user(".."), group("a"), group("a/b")];
     let owners = owners.into_iter().chain([group(""), group("b")]).chain(ids.map(Owner::Session));
-    let mut shelves: Vec<_> =
-        owners.flat_map(|o| ["cache", "memory", "b/cache"].map(|name| shelf(o.clone(), name))).collect();
-    let others = shelves.iter().filter(|s| !matches!(s.owner, Owner::Session(_)));
-    let others: Vec<_> = others.map(|s| Namespace { tenant: Tenant::new("other").unwrap(), ..s.clone() }).collect();
-    shelves.extend(others);
-    for (n, shelf) in shelves.iter().enumerate() {
-        store.put(shelf, &item("k", n as i64), Some(1)).await.unwrap();
+    let mut namespaces: Vec<_> =
+        owners.flat_map(|o| ["cache", "memory", "b/cache"].map(|name| namespace(o.clone(), name))).collect();
+    let sessionless = namespaces.iter().filter(|s| !matches!(s.owner, Owner::Session(_)));
+    let of_other_tenant: Vec<_> =
+        sessionless.map(|s| Namespace { tenant: Tenant::new("other").unwrap(), ..s.clone() }).collect();
+    namespaces.extend(of_other_tenant);
+    for (n, namespace) in namespaces.iter().enumerate() {
+        store.put(namespace, &item("k", n as i64), Some(1)).await.unwrap();
     }
-    for (n, shelf) in shelves.iter().enumerate() {
-        assert_eq!(store.get(shelf, "k", None).await.unwrap(), Some(item("k", n as i64)), "{shelf:?}");
-        assert_eq!(store.items(shelf, None, 9).await.unwrap(), [item("k", n as i64)], "{shelf:?}");
+    for (n, namespace) in namespaces.iter().enumerate() {
+        assert_eq!(store.get(namespace, "k", None).await.unwrap(), Some(item("k", n as i64)), "{namespace:?}");
+        assert_eq!(store.items(namespace, None, 9).await.unwrap(), [item("k", n as i64)], "{namespace:?}");
     }
-    assert!(store.remove(&shelves[0], "k").await.unwrap());
-    for (n, shelf) in shelves.iter().enumerate().skip(1) {
-        assert_eq!(store.get(shelf, "k", None).await.unwrap(), Some(item("k", n as i64)), "{shelf:?}");
+    assert!(store.remove(&namespaces[0], "k").await.unwrap());
+    for (n, namespace) in namespaces.iter().enumerate().skip(1) {
+        assert_eq!(store.get(namespace, "k", None).await.unwrap(), Some(item("k", n as i64)), "{namespace:?}");
     }
 }
 
 /// An item cannot be put into a namespace of a missing session.
-pub async fn a_shelf_needs_its_session(Fixture { store, .. }: Fixture) {
-    let mut log = RandomLog::begin(key("other", "s"), Default::default(), moment(0));
+pub async fn a_namespace_requires_its_session(Fixture { store, .. }: Fixture) {
+    let mut log = RandomLog::begin(key("other", "s"), Default::default(), timestamp(0));
     log.save(&*store).await;
-    let nobody = session_shelf(&key("default", "s"), "cache");
-    let refused = store.put(&nobody, &item("k", 1), Some(9)).await;
+    let of_missing_session = session_namespace(&key("default", "s"), "cache");
+    let refused = store.put(&of_missing_session, &item("k", 1), Some(9)).await;
     assert_fails(refused, Error::NotFound { session_id: log.key.session.clone() });
-    assert_eq!(store.items(&nobody, None, 9).await.unwrap(), []);
+    assert_eq!(store.items(&of_missing_session, None, 9).await.unwrap(), []);
     // Once the session exists, its namespace is empty.
     RandomLog::new("s").save(&*store).await;
-    assert_eq!(store.items(&nobody, None, 9).await.unwrap(), []);
-    store.put(&nobody, &item("k", 1), Some(9)).await.unwrap();
+    assert_eq!(store.items(&of_missing_session, None, 9).await.unwrap(), []);
+    store.put(&of_missing_session, &item("k", 1), Some(9)).await.unwrap();
 }
 
-/// Clearing deletes all namespaces of one owner, and nothing else.
-pub async fn an_owner_is_cleared_alone(Fixture { store, .. }: Fixture) {
+/// All namespaces of one owner are deleted, and nothing else is.
+pub async fn only_namespaces_of_the_owner_are_deleted(Fixture { store, .. }: Fixture) {
     let mut log = RandomLog::new("ada");
-    log.say("one").save(&*store).await;
-    let ada = [shelf(user("ada"), "cache"), shelf(user("ada"), "memory")];
-    let others = [
-        shelf(user("bob"), "memory"),
-        shelf(Owner::Group("ada".to_owned()), "memory"),
-        shelf(Owner::Tenant, "memory"),
-        session_shelf(&log.key, "memory"),
+    log.push_message("one").save(&*store).await;
+    let ada = [namespace(user("ada"), "cache"), namespace(user("ada"), "memory")];
+    let other_namespaces = [
+        namespace(user("bob"), "memory"),
+        namespace(Owner::Group("ada".to_owned()), "memory"),
+        namespace(Owner::Tenant, "memory"),
+        session_namespace(&log.key, "memory"),
         Namespace { tenant: Tenant::new("other").unwrap(), ..ada[0].clone() },
     ];
     let remembered = Item { text: Some("hello".to_owned()), ..item("k", 1) };
-    for shelf in ada.iter().chain(&others) {
-        store.put(shelf, &remembered, None).await.unwrap();
+    for namespace in ada.iter().chain(&other_namespaces) {
+        store.put(namespace, &remembered, None).await.unwrap();
     }
-    let before = state(&*store, &others, &[]).await;
+    let before = state(&*store, &other_namespaces, &[]).await;
     store.clear(&Tenant::default(), &user("ada")).await.unwrap();
-    for shelf in &ada {
-        assert_eq!(store.items(shelf, None, 9).await.unwrap(), []);
-        assert_eq!(store.search(shelf, "hello", 9).await.unwrap(), []);
+    for namespace in &ada {
+        assert_eq!(store.items(namespace, None, 9).await.unwrap(), []);
+        assert_eq!(store.search(namespace, "hello", 9).await.unwrap(), []);
     }
-    assert_eq!(state(&*store, &others, &[]).await, before);
-    // Clearing is idempotent, and the namespace can be filled again.
+    assert_eq!(state(&*store, &other_namespaces, &[]).await, before);
+    // Deletion is idempotent, and the namespace can be filled again.
     store.clear(&Tenant::default(), &user("ada")).await.unwrap();
     store.put(&ada[0], &remembered, None).await.unwrap();
     assert_eq!(store.items(&ada[0], None, 9).await.unwrap(), [remembered]);
-    // Clearing a session's namespaces does not delete the session.
+    // Deleting a session's namespaces does not delete the session.
     store.clear(&Tenant::default(), &Owner::Session(log.key.session.clone())).await.unwrap();
-    assert_eq!(store.items(&others[3], None, 9).await.unwrap(), []);
+    assert_eq!(store.items(&other_namespaces[3], None, 9).await.unwrap(), []);
     assert_eq!(store.head(&log.key).await.unwrap(), Some(log.head()));
 }

@@ -14,8 +14,8 @@ use jiff::{SignedDuration, Timestamp};
 use std::{fmt::Debug, sync::Arc};
 
 /// A timestamp `seconds` after a fixed time, with odd microseconds to reveal stores that round.
-pub fn moment(seconds: i64) -> Timestamp {
-    Timestamp::from_microsecond(1_767_323_045_000_007 + seconds * 1_000_000).expect("the moments of a test are near")
+pub fn timestamp(seconds: i64) -> Timestamp {
+    Timestamp::from_microsecond(1_767_323_045_000_007 + seconds * 1_000_000).expect("test timestamps are in range")
 }
 
 /// The key of a session.
@@ -25,7 +25,7 @@ pub fn key(tenant: &str, session: &str) -> SessionKey {
 
 /// The head derived from a log: from a session's own records, or from its complete log.
 pub fn head_of(key: &SessionKey, records: &[Record]) -> Head {
-    let session = Session::replay(key, records.iter().cloned()).expect("a log begins with `created`");
+    let session = Session::replay(key, records.iter().cloned()).expect("a log starts with `created`");
     session.head().clone()
 }
 
@@ -44,7 +44,7 @@ pub struct RandomLog {
 impl RandomLog {
     /// A new session of the default tenant and user.
     pub fn new(id: &str) -> Self {
-        Self::begin(key("default", id), SessionCreated::default(), moment(0))
+        Self::begin(key("default", id), SessionCreated::default(), timestamp(0))
     }
 
     /// A new session.
@@ -55,11 +55,11 @@ impl RandomLog {
 
     /// A fork of this session after record `seq`.
     pub fn fork(&self, id: &str, seq: Seq) -> Self {
-        let inherited: Vec<_> = self.whole().into_iter().filter(|r| r.seq <= seq).collect();
-        let mark = head_of(&self.key, &inherited).mark;
-        let parent = Some(Parent { session: self.key.session.clone(), seq, mark });
+        let inherited: Vec<_> = self.full_log().into_iter().filter(|r| r.seq <= seq).collect();
+        let digest = head_of(&self.key, &inherited).mark;
+        let parent = Some(Parent { session: self.key.session.clone(), seq, mark: digest });
         let entry = Entry::created(SessionCreated { parent, ..SessionCreated::default() });
-        let records = vec![Record { seq: seq + 1, at: self.next_at(), entry }];
+        let records = vec![Record { seq: seq + 1, at: self.next_timestamp(), entry }];
         let key = SessionKey { session: SessionId::new(id).unwrap(), ..self.key.clone() };
         Self { key, inherited, records, saved: 0 }
     }
@@ -70,7 +70,7 @@ impl RandomLog {
     }
 
     /// The complete log: inherited and own records.
-    pub fn whole(&self) -> Vec<Record> {
+    pub fn full_log(&self) -> Vec<Record> {
         [&self.inherited[..], &self.records].concat()
     }
 
@@ -81,7 +81,7 @@ impl RandomLog {
 
     /// Appends a record, one second after the last one.
     pub fn push(&mut self, entry: Entry) -> &mut Self {
-        self.push_at(self.next_at(), entry)
+        self.push_at(self.next_timestamp(), entry)
     }
 
     /// Appends a record with a given time.
@@ -91,7 +91,7 @@ impl RandomLog {
     }
 
     /// Appends a user message.
-    pub fn say(&mut self, text: &str) -> &mut Self {
+    pub fn push_message(&mut self, text: &str) -> &mut Self {
         self.push(Entry::message(Message::user(text)))
     }
 
@@ -114,35 +114,43 @@ impl RandomLog {
         store.commit(&Commit { blobs, ..self.commit() }).await.unwrap();
     }
 
-    fn next_at(&self) -> Timestamp {
-        self.records.last().map_or(moment(0), |r| r.at + SignedDuration::from_micros(1_000_001))
+    fn next_timestamp(&self) -> Timestamp {
+        self.records.last().map_or(timestamp(0), |r| r.at + SignedDuration::from_micros(1_000_001))
     }
 }
 
 /// Appends a user message to a stored session, retrying on conflicts with concurrent writers.
 /// Returns the stored record.
-pub async fn say(store: &dyn Store, key: &SessionKey, text: &str) -> Result<Record> {
+pub async fn append_message(store: &dyn Store, key: &SessionKey, text: &str) -> Result<Record> {
     loop {
-        let found = store.head(key).await?;
-        let mut head = found.ok_or_else(|| Error::NotFound { session_id: key.session.clone() })?;
-        let (base, at) = (head.end(), head.info.updated_at + SignedDuration::from_micros(1));
+        let stored = store.head(key).await?;
+        let mut head = stored.ok_or_else(|| Error::NotFound { session_id: key.session.clone() })?;
+        let base = head.end();
+        let at = head.info.updated_at + SignedDuration::from_micros(1);
         let record = Record { seq: base.seq + 1, at, entry: Entry::message(Message::user(text)) };
         head.apply(&record);
         match store.commit(&Commit::new(Some(base), vec![record.clone()], head)).await {
             Err(Error::Conflict { .. }) => tokio::task::yield_now().await,
-            done => return done.map(|()| record),
+            result => return result.map(|()| record),
         }
     }
 }
 
 /// Reads all records of a range, over as many pages as needed.
 pub async fn read(store: &dyn Store, key: &SessionKey, range: &RecordRange) -> Vec<Record> {
-    let (mut range, mut records) = (range.clone(), Vec::new());
+    let mut range = range.clone();
+    let mut records = Vec::new();
     loop {
         let page = store.records(key, &range).await.unwrap();
-        assert!(page.len() <= range.limit, "{} records are more than {}", page.len(), range.limit);
+        assert!(
+            page.len() <= range.limit,
+            "the page has {} records, more than its limit of {}",
+            page.len(),
+            range.limit
+        );
         // A page that makes no progress would cause an endless loop.
-        let (mut seqs, within) = (page.iter().map(|r| r.seq), |seq: Seq| seq > range.after && seq <= range.upto);
+        let mut seqs = page.iter().map(|r| r.seq);
+        let within = |seq: Seq| seq > range.after && seq <= range.upto;
         let ordered = match range.order {
             ReadDirection::Forward => page.is_sorted_by(|a, b| a.seq < b.seq),
             ReadDirection::Backward => page.is_sorted_by(|a, b| a.seq > b.seq),
@@ -165,32 +173,35 @@ pub async fn read_all(store: &dyn Store, key: &SessionKey) -> Vec<Record> {
 }
 
 /// Reads the complete log of a session: its own records and those of its ancestors.
-pub async fn whole_log(store: &dyn Store, key: &SessionKey) -> Vec<Record> {
-    let (mut key, mut upto, mut parts) = (key.clone(), Seq::MAX, Vec::new());
+pub async fn read_full_log(store: &dyn Store, key: &SessionKey) -> Vec<Record> {
+    let mut key = key.clone();
+    let mut upto = Seq::MAX;
+    let mut parts = Vec::new();
     loop {
-        assert!(parts.len() < 1000, "{key}: sessions lean on each other in a circle");
+        assert!(parts.len() < 1000, "{key}: the ancestors form a cycle");
         let head =
-            store.head(&key).await.unwrap().unwrap_or_else(|| panic!("{key} is missing, and a session leans on it"));
+            store.head(&key).await.unwrap().unwrap_or_else(|| panic!("{key} is missing, but a fork references it"));
         parts.push(read(store, &key, &RecordRange { upto, ..RecordRange::after(0) }).await);
         let Some(parent) = head.parent else { break };
-        (key.session, upto) = (parent.session, upto.min(parent.seq));
+        upto = upto.min(parent.seq);
+        key.session = parent.session;
     }
     parts.into_iter().rev().flatten().collect()
 }
 
 /// A namespace of the default tenant.
-pub fn shelf(owner: Owner, name: &str) -> Namespace {
+pub fn namespace(owner: Owner, name: &str) -> Namespace {
     Namespace { tenant: Tenant::default(), owner, name: name.to_owned() }
 }
 
 /// A namespace of a session.
-pub fn session_shelf(key: &SessionKey, name: &str) -> Namespace {
+pub fn session_namespace(key: &SessionKey, name: &str) -> Namespace {
     Namespace { tenant: key.tenant.clone(), owner: Owner::Session(key.session.clone()), name: name.to_owned() }
 }
 
-/// An item created and last used at [`moment`]`(seconds)`.
+/// An item created and last used at [`timestamp`]`(seconds)`.
 pub fn item(key: &str, seconds: i64) -> Item {
-    let (created_at, used_at) = (moment(seconds), moment(seconds));
+    let (created_at, used_at) = (timestamp(seconds), timestamp(seconds));
     let value = format!(r#"{{"made": {seconds}}}"#);
     Item { key: key.to_owned(), value, text: None, created_at, used_at, uses: 0, expires_at: None }
 }
@@ -215,20 +226,22 @@ pub struct StoreState {
 }
 
 /// Takes a snapshot of all sessions, and of the given namespaces and blobs.
-pub async fn state(store: &dyn Store, shelves: &[Namespace], blobs: &[Blob]) -> StoreState {
+pub async fn state(store: &dyn Store, namespaces: &[Namespace], blobs: &[Blob]) -> StoreState {
     let mut heads = store.heads(&SessionQuery::new(OwnerFilter::Everyone, usize::MAX)).await.unwrap();
     heads.sort_by_key(Head::key);
-    let (mut logs, mut items, mut found) = (Vec::new(), Vec::new(), Vec::new());
+    let mut logs = Vec::new();
+    let mut items = Vec::new();
+    let mut contents = Vec::new();
     for head in &heads {
         logs.push(read_all(store, &head.key()).await);
     }
-    for shelf in shelves {
-        items.push(store.items(shelf, None, usize::MAX).await.unwrap());
+    for namespace in namespaces {
+        items.push(store.items(namespace, None, usize::MAX).await.unwrap());
     }
     for blob in blobs {
-        found.push(store.blob(&Tenant::default(), &blob.id).await.unwrap());
+        contents.push(store.blob(&Tenant::default(), &blob.id).await.unwrap());
     }
-    StoreState { heads, logs, items, blobs: found }
+    StoreState { heads, logs, items, blobs: contents }
 }
 
 /// Asserts that a result is a given error.
@@ -236,7 +249,7 @@ pub async fn state(store: &dyn Store, shelves: &[Namespace], blobs: &[Blob]) -> 
 pub fn assert_fails<T: Debug>(got: Result<T>, want: Error) {
     match got {
         Err(got) => assert_eq!(format!("{got:?}"), format!("{want:?}")),
-        Ok(got) => panic!("this should have failed with {want:?}, and gave {got:?}"),
+        Ok(got) => panic!("expected the error {want:?}, got {got:?}"),
     }
 }
 
