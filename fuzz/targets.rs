@@ -59,14 +59,14 @@ pub fn reconcile(data: &[u8]) {
         assert!(is_valid(&history(&session, &Window::default())));
         let request = IncomingRequest { messages: &incoming, history: history_mode, ..IncomingRequest::default() };
         let plan = plan(&session, &request);
-        assert!(plan.keep <= session.messages.len() && plan.append.len() <= incoming.len());
-        session.messages.truncate(plan.keep);
+        assert!(plan.retained <= session.messages.len() && plan.append.len() <= incoming.len());
+        session.messages.truncate(plan.retained);
         let first = records.len() as u64 + 1;
-        for (seq, post) in (first..).zip(plan.posts(first)) {
-            session.apply(&Record { seq, at, entry: Entry::Message(post) });
+        for (seq, message_entry) in (first..).zip(plan.message_entries(first)) {
+            session.apply(&Record { seq, at, entry: Entry::Message(message_entry) });
         }
         for max_turns in [None, Some(1)] {
-            assert!(is_valid(&plan.overlay.shown(&session, &Window { max_turns, max_tokens: None })));
+            assert!(is_valid(&plan.overlay.history(&session, &Window { max_turns, max_tokens: None })));
         }
     }
 }

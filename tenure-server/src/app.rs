@@ -46,9 +46,9 @@ pub struct App {
     /// The transcript files, written as sessions progress or when they end.
     pub transcripts: TranscriptWriter,
     /// Limits how often sessions are counted for the metrics: holds the time of the last count.
-    pub census: SessionCounts,
+    pub session_counts: SessionCounts,
     /// The memory budget for request bodies (D-108).
-    pub bodies: Arc<BodyBudget>,
+    pub body_budget: Arc<BodyBudget>,
 }
 
 impl std::fmt::Debug for App {
@@ -77,7 +77,7 @@ impl App {
 
     /// Builds the application on a store that is already open. The server then provides no embeddings of its
     /// own; `tenure` may have an embedder.
-    pub fn on(tenure: Tenure, config: Config) -> anyhow::Result<AppState> {
+    pub fn with_tenure(tenure: Tenure, config: Config) -> anyhow::Result<AppState> {
         Self::build(tenure, config, EmbeddingSource::None)
     }
 
@@ -85,7 +85,7 @@ impl App {
         config.assistants.iter().cloned().for_each(|a| tenure.declare(a));
         let models = ModelRegistry::new(&config.models)?;
         let tools = Arc::new(Toolbox::new(&config)?);
-        let keys = KeyStore::of(tenure.clone());
+        let keys = KeyStore::new(tenure.clone());
         let transcripts = TranscriptWriter::new(&config);
         transcripts.install(&tenure);
         let workspaces = Workspaces::new(&config.workspaces)?;
@@ -106,7 +106,7 @@ impl App {
         let run_hooks = webhooks::run_hooks(&config.runs)?;
         let schedules = schedules::compile(&config.schedules, &config.assistants)?;
         Ok(Arc::new(Self {
-            bodies: BodyBudget::new(&config.limits),
+            body_budget: BodyBudget::new(&config.limits),
             tenure,
             config,
             keys,
@@ -119,7 +119,7 @@ impl App {
             run_hooks,
             transcripts,
             tasks,
-            census: SessionCounts::default(),
+            session_counts: SessionCounts::default(),
         }))
     }
 }
@@ -132,8 +132,8 @@ mod tests {
     fn an_invalid_configuration_is_rejected_at_startup() {
         let build_app = |yaml: &str| {
             Config::parse(yaml).and_then(|config| {
-                let tenure = Tenure::on(Arc::new(tenure::store::MemoryStore::new()), config.options());
-                App::on(tenure, config)
+                let tenure = Tenure::with_store(Arc::new(tenure::store::MemoryStore::new()), config.options());
+                App::with_tenure(tenure, config)
             })
         };
         for (yaml, want) in [

@@ -10,4 +10,4 @@ pub mod rate_limit;
 
 pub use bootstrap::add_bootstrap_key;
 pub use caller::{Caller, Credentials, LocalAccess};
-pub use keys::{ApiKey, KeyStore, NewKey, Right, SYSTEM};
+pub use keys::{ApiKey, KeyStore, NewKey, Right, SYSTEM_TENANT};

@@ -160,7 +160,7 @@ impl Cli {
             Command::Keys { command, json } => command.run(&target, json).await?,
             Command::Models { command, json } => command.run(&target, json).await?,
             Command::Config { example: true } => output::print(EXAMPLE)?,
-            Command::Config { example: false } => output::print(target.load(&[])?.shown()?)?,
+            Command::Config { example: false } => output::print(target.load(&[])?.to_redacted_yaml()?)?,
             Command::Doctor { repair, json } => return doctor::run(&target, repair, json).await,
             Command::Migrate { json } => maintenance::migrate(&target, json).await?,
             Command::Completions { shell } => {
@@ -182,8 +182,8 @@ async fn serve(load: impl Fn() -> anyhow::Result<Config>) -> anyhow::Result<()> 
     let app = crate::startup::open(config).await?;
     let listener = serve::bind(&app).await?;
     let address = listener.local_addr()?;
-    let stop = signals::interrupted();
-    let first = signals::interrupted();
+    let stop = signals::shutdown_signal();
+    let first = signals::shutdown_signal();
     println!("listening on http://{address}");
     println!("try:  curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' \\");
     println!(
@@ -192,7 +192,7 @@ async fn serve(load: impl Fn() -> anyhow::Result<Config>) -> anyhow::Result<()> 
     println!("all routes: http://{address}/docs");
     let second_interrupt = async {
         first.await;
-        signals::interrupted().await;
+        signals::shutdown_signal().await;
     };
     tokio::select! {
         result = serve::run(app, listener, stop) => result,

@@ -25,7 +25,7 @@ pub mod workspaces;
 pub use cors::Cors;
 pub use limits::{KeyLimits, Limits};
 pub use models::{BUILT_IN_MODEL, ModelConfig};
-pub use remote::remote;
+pub use remote::remote_from_environment;
 pub use runs::RunsConfig;
 pub use schedules::Schedule;
 pub use sessions::{Cache, SessionsConfig, ShortTerm};
@@ -165,7 +165,7 @@ impl Config {
     }
 
     /// Renders the configuration in force as YAML, with secrets redacted.
-    pub fn shown(&self) -> anyhow::Result<String> {
+    pub fn to_redacted_yaml(&self) -> anyhow::Result<String> {
         let mut redacted_config = self.clone();
         redacted_config.store = redacted(&redacted_config.store);
         for model in &mut redacted_config.models {
@@ -176,8 +176,8 @@ impl Config {
             hook.url = redacted(&hook.url);
         }
         redacted_config.telemetry.otlp = redacted(&redacted_config.telemetry.otlp);
-        redacted_config.embeddings = redacted_config.embeddings.hidden();
-        redacted_config.assistants.iter_mut().for_each(tools::hide);
+        redacted_config.embeddings = redacted_config.embeddings.redacted();
+        redacted_config.assistants.iter_mut().for_each(tools::redact_secrets);
         Ok(serde_saphyr::to_string(&redacted_config)?)
     }
 }

@@ -8,6 +8,6 @@ mod vector;
 mod weights;
 mod wordpiece;
 
-pub use local::{HASH, LocalModel, hash};
+pub use local::{LOCAL_MODEL_HASH, LocalModel, hash_model_files};
 pub use server::EmbeddingServer;
 pub use source::EmbeddingSource;

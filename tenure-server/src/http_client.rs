@@ -2,14 +2,14 @@
 //! uses for PostgreSQL.
 
 /// Installs the process-wide TLS provider. Idempotent.
-pub fn install() {
+pub fn install_tls_provider() {
     // An error means that a provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
 /// Returns a builder for an HTTP client with the TLS provider installed and `TCP_NODELAY` set.
 pub fn client() -> reqwest::ClientBuilder {
-    install();
+    install_tls_provider();
     reqwest::Client::builder().tcp_nodelay(true)
 }
 

@@ -129,7 +129,7 @@ pub fn router(app: AppState) -> Router {
 fn cors(origins: &[String]) -> Option<CorsLayer> {
     let origins: Vec<HeaderValue> = origins.iter().filter_map(|o| o.parse().ok()).collect();
     let methods = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
-    let own_headers = ["x-session-id", "x-run-id", "x-request-id", "x-should-retry", transfer::LEFT_OUT];
+    let own_headers = ["x-session-id", "x-run-id", "x-request-id", "x-should-retry", transfer::SKIPPED_HEADER];
     let exposed = own_headers.into_iter().chain(rate_limit::HEADERS).map(HeaderName::from_static);
     (!origins.is_empty()).then(|| {
         CorsLayer::new()
@@ -155,7 +155,7 @@ async fn guard(State(app): State<AppState>, mut request: Request, next: Next) ->
             Err(e) => ApiError::from(e).into_response(),
         },
     };
-    response.headers_mut().extend(headers.take());
+    response.headers_mut().extend(headers.drain());
     response
 }
 

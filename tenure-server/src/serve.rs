@@ -49,7 +49,7 @@ pub async fn bind(app: &App) -> anyhow::Result<TcpListener> {
     if !app.config.trusted_proxies.is_empty() {
         // Requests come through a proxy, so clients are remote even if the peer address is loopback.
         app.keys.always_require();
-        if !app.keys.are_there().await? {
+        if !app.keys.has_keys().await? {
             tracing::warn!(
                 "trusted_proxies is set but no API key exists: all requests are rejected. Create a key with `tenure keys add`"
             );
@@ -102,7 +102,7 @@ async fn drain(app: &App, connections: &Connections) {
     app.tasks.stop();
     let finish = async {
         connections.all_closed().await;
-        app.tasks.ended().await;
+        app.tasks.wait_until_finished().await;
         app.transcripts.finish(&app.tenure).await;
     };
     if tokio::time::timeout(drain_timeout, finish).await.is_err() {
@@ -152,7 +152,7 @@ impl Acceptor {
         let transport = Transport::new(stream, connection.clone(), write_timeout, head_buffer(limits));
         let routes = TowerToHyperService::new(self.router.clone());
         let service = service_fn(move |mut request: Request<Incoming>| {
-            let in_flight = connection.begin();
+            let in_flight = connection.begin_request();
             request.extensions_mut().insert(connection.clone());
             let response = routes.call(request);
             async move { Ok::<_, Infallible>(response.await?.map(|body| ResponseBody::new(body, in_flight))) }
@@ -232,7 +232,7 @@ async fn serve_connection<S>(
 ) where
     S: Service<Request<Incoming>, Response = Response<ResponseBody>, Error = Infallible, Future: Send + 'static>,
 {
-    let _counted = metrics::ConnectionGuard::opened();
+    let _counted = metrics::ConnectionGuard::open();
     let mut connection = pin!(connection);
     let close = tokio::select! {
         result = connection.as_mut() => {
@@ -241,8 +241,8 @@ async fn serve_connection<S>(
             }
             return;
         }
-        close = admitted.close() => Some(close),
-        () = app.tasks.stopping() => None,
+        close = admitted.wait_for_close() => Some(close),
+        () = app.tasks.wait_for_stop() => None,
     };
     if close == Some(CloseReason::Evicted) && !admitted.connection().is_authenticated() {
         // Without grace period: there may be many such connections, and each holds a file descriptor.

@@ -48,7 +48,7 @@ pub struct RewindRequest {
 /// Returns a handle whose writes are conditional: they are rejected if the session's log does not end at
 /// `expected` (D-099). `None` means unconditional.
 fn if_match(tenure: &Tenure, expected: Option<Seq>) -> Tenure {
-    expected.map_or_else(|| tenure.clone(), |seq| tenure.expecting(seq))
+    expected.map_or_else(|| tenure.clone(), |seq| tenure.if_match(seq))
 }
 
 /// Deletes a session and its transcript, then commits its workspace and ends its tools. Returns whether the
@@ -71,7 +71,7 @@ pub async fn delete(
             DeletionMode::Restorable => tenure.delete(principal, id).await,
         }
     };
-    let deleted = app.transcripts.take_away(&app.tenure, principal, id, delete).await?;
+    let deleted = app.transcripts.delete_session_and_transcript(&app.tenure, principal, id, delete).await?;
     if deleted {
         if let Some(head) = head {
             commit_workspace(app, &head).await;
@@ -117,7 +117,7 @@ async fn sessions_of(app: &App, principal: &Principal, user: &User) -> tenure::R
 /// nothing is lost.
 async fn commit_workspace(app: &App, head: &Head) {
     if let Some(workspaces) = &app.workspaces
-        && let Err(error) = workspaces.keep(head, head.seq, "the session was deleted").await
+        && let Err(error) = workspaces.commit(head, head.seq, "the session was deleted").await
     {
         tracing::warn!(session_id = %head.info.session_id, %error, "could not commit the workspace of a deleted session; its files are unchanged");
     }
@@ -161,9 +161,9 @@ async fn find_commit(
     to: &Point,
 ) -> Result<RestorePlan, SessionError> {
     let workspaces = app.workspaces.as_ref().ok_or(WorkspaceError::Disabled)?;
-    let (head, resolved) = app.tenure.view(principal, id, |s| (s.head().clone(), s.locate(to))).await?;
+    let (head, resolved) = app.tenure.with_session(principal, id, |s| (s.head().clone(), s.locate(to))).await?;
     let Some(point) = resolved else {
-        return Err(Error::NoSuchPoint { session_id: id.clone(), what: to.to_string() }.into());
+        return Err(Error::NoSuchPoint { session_id: id.clone(), point: to.to_string() }.into());
     };
     Ok(workspaces.find(head, point.seq, to.to_string()).await?)
 }

@@ -13,7 +13,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Returns a future that completes on SIGINT (Ctrl-C) or SIGTERM. The signal handlers are installed by this
 /// call, not by the first poll, so a signal sent as soon as the server is known to listen is not lost.
-pub fn interrupted() -> impl Future<Output = ()> + Send + use<> {
+pub fn shutdown_signal() -> impl Future<Output = ()> + Send + use<> {
     let signals = [SignalKind::interrupt(), SignalKind::terminate()].map(signal);
     async move {
         let [interrupt, terminate] = signals.map(|registered| async {

@@ -22,7 +22,7 @@ impl Default for Tasks {
 }
 
 impl Tasks {
-    /// Spawns a task that [`Tasks::ended`] waits for during shutdown.
+    /// Spawns a task that [`Tasks::wait_until_finished`] waits for during shutdown.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let running = self.running.clone();
         tokio::spawn(async move {
@@ -32,20 +32,20 @@ impl Tasks {
     }
 
     /// Resolves when shutdown begins. For tasks that run until then.
-    pub async fn stopping(&self) {
+    pub async fn wait_for_stop(&self) {
         let mut stopping = self.stopping.subscribe();
         if stopping.wait_for(|s| *s).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
-    /// Signals shutdown to all tasks that await [`Tasks::stopping`].
+    /// Signals shutdown to all tasks that await [`Tasks::wait_for_stop`].
     pub fn stop(&self) {
         self.stopping.send_replace(true);
     }
 
     /// Waits until all spawned tasks have finished.
-    pub async fn ended(&self) {
+    pub async fn wait_until_finished(&self) {
         while Arc::strong_count(&self.running) > 1 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

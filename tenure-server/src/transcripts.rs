@@ -136,11 +136,11 @@ impl TranscriptWriter {
 
     /// Writes new messages of sessions as they are committed, until shutdown. Runs in the background: no request
     /// waits for it, and its errors fail nothing else.
-    pub async fn follow(&self, tenure: &Tenure, tasks: &Tasks) {
+    pub async fn run_loop(&self, tenure: &Tenure, tasks: &Tasks) {
         if !self.live {
             return;
         }
-        let mut changes = tenure.changes();
+        let mut changes = tenure.subscribe();
         // True at startup, for what an earlier process did not finish, and after a failure.
         let mut behind = true;
         let mut retry = tokio::time::interval(RETRY_INTERVAL);
@@ -155,17 +155,17 @@ impl TranscriptWriter {
                 _ = retry.tick(), if behind => {
                     tokio::select! {
                         caught_up = self.write_stale(tenure) => behind = !caught_up,
-                        () = tasks.stopping() => break,
+                        () = tasks.wait_for_stop() => break,
                     }
                 }
-                () = tasks.stopping() => break,
+                () = tasks.wait_for_stop() => break,
             }
             behind |= !self.write_all(tenure, &mut changes, keys).await;
         }
         *self.changes.lock().await = Some(changes);
     }
 
-    /// Writes the messages that were committed since [`TranscriptWriter::follow`] returned.
+    /// Writes the messages that were committed since [`TranscriptWriter::run_loop`] returned.
     pub async fn finish(&self, tenure: &Tenure) {
         if let Some(mut changes) = self.changes.lock().await.take() {
             // A failure here is repaired at the next start.
@@ -197,7 +197,7 @@ impl TranscriptWriter {
     /// Writes every live session whose file is stale. Returns true if everything succeeded.
     async fn write_stale(&self, tenure: &Tenure) -> bool {
         let Some(dir) = &self.dir else { return true };
-        let mut query = SessionQuery::new(OwnerFilter::Everyone, 100);
+        let mut query = SessionQuery::new(OwnerFilter::AllTenants, 100);
         query.status = vec![Status::Active, Status::Paused];
         let mut complete = true;
         loop {
@@ -237,28 +237,29 @@ impl TranscriptWriter {
         let mut cached = self.cached.lock().await;
         let Some(head) = tenure.store().head(key).await? else { return Ok(()) };
         let principal =
-            Principal { tenant: head.tenant.clone(), user: head.user.clone(), reach: AccessScope::Own, quota: None };
+            Principal { tenant: head.tenant.clone(), user: head.user.clone(), scope: AccessScope::Own, quota: None };
         let path = file(dir, &head);
         // The cached position is removed first: it must not be used again if the write fails halfway.
         let previous = cached.remove(key).filter(|w| {
-            let same = w.created_at == head.info.created_at && w.messages <= head.mark.messages && w.messages > 0;
+            let same = w.created_at == head.info.created_at && w.messages <= head.digest.messages && w.messages > 0;
             same && fs::metadata(&path).is_ok_and(|m| m.len() == w.bytes)
         });
         if let Some(previous) = previous {
-            let new = head.mark.messages - previous.messages;
-            let (head, stored) = tenure.last_messages(&principal, &key.session, new + 1).await?;
-            if stored.first().is_some_and(|s| s.seq == previous.last) && head.mark.messages == previous.messages + new {
+            let new = head.digest.messages - previous.messages;
+            let (head, stored) = tenure.last_messages_with_head(&principal, &key.session, new + 1).await?;
+            if stored.first().is_some_and(|s| s.seq == previous.last) && head.digest.messages == previous.messages + new
+            {
                 let last = stored.last().map_or(previous.last, |s| s.seq);
                 let stored = stored.into_iter().skip(1).map(|s| s.message).collect();
                 let at = head.info.updated_at;
-                let messages = head.mark.messages;
+                let messages = head.digest.messages;
                 let redaction = tenure.redaction().clone();
                 let bytes = blocking(move || append(&path, &redacted(&redaction, stored), at)).await?;
                 insert_cached(&mut cached, key, WrittenTranscript { messages, last, bytes, ..previous });
                 return Ok(());
             }
         }
-        let (head, stored) = tenure.last_messages(&principal, &key.session, usize::MAX).await?;
+        let (head, stored) = tenure.last_messages_with_head(&principal, &key.session, usize::MAX).await?;
         let created_at = head.info.created_at;
         let at = head.info.updated_at;
         let messages = stored.len();
@@ -274,7 +275,7 @@ impl TranscriptWriter {
     }
 
     /// Runs an operation that deletes a session, then removes its file (D-088).
-    pub async fn take_away(
+    pub async fn delete_session_and_transcript(
         &self,
         tenure: &Tenure,
         principal: &Principal,
@@ -327,7 +328,7 @@ fn removal_failed(path: &Path, e: io::Error) -> Error {
 }
 
 fn redacted(redaction: &Redaction, messages: Vec<impl Borrow<Message>>) -> Vec<Message> {
-    messages.iter().map(|m| redaction.message(m.borrow()).0).collect()
+    messages.iter().map(|m| redaction.redact_message(m.borrow()).0).collect()
 }
 
 /// Writes a complete file and returns its length in bytes.
@@ -363,7 +364,7 @@ fn is_behind(path: &Path, head: &Head) -> bool {
         Ok(at) => {
             Timestamp::try_from(at).map(|t| t.as_microsecond()).ok() != Some(head.info.updated_at.as_microsecond())
         }
-        Err(_) => head.mark.messages > 0,
+        Err(_) => head.digest.messages > 0,
     }
 }
 

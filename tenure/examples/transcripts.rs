@@ -16,7 +16,7 @@ fn main() -> tenure::Result<()> {
         let (path, transcript) = transcript?;
         println!("{}: {} messages", path.file_name().unwrap_or_default().display(), transcript.messages.len());
         for problem in transcript.problems {
-            println!("  line {}: {}", problem.line, problem.why);
+            println!("  line {}: {}", problem.line, problem.reason);
         }
     }
     Ok(())

@@ -3,7 +3,6 @@
 
 pub(crate) mod cache;
 pub(crate) mod core;
-pub(crate) mod draft;
 pub(crate) mod hooks;
 pub(crate) mod list;
 pub(crate) mod log;
@@ -11,6 +10,7 @@ pub(crate) mod node;
 pub(crate) mod notifications;
 pub(crate) mod observer;
 pub(crate) mod options;
+pub(crate) mod pending_commit;
 pub(crate) mod policies;
 pub(crate) mod quota;
 pub(crate) mod read;

@@ -2,7 +2,7 @@
 //! [`crate::Tenure::import`].
 //!
 //! [`read`] detects the format from the content. Data that cannot be represented in a session is
-//! never dropped silently: it is listed in [`ImportedSession::left_out`] with its location and the reason
+//! never dropped silently: it is listed in [`ImportedSession::skipped`] with its location and the reason
 //! (D-094). A session that cannot be parsed is an error that names the path of the problem, and
 //! does not prevent the import of the others.
 
@@ -18,7 +18,7 @@ mod tenure;
 #[cfg(feature = "sqlite")]
 mod openai_agents;
 
-use crate::import::imported::{FORMATS, at};
+use crate::import::imported::{FORMATS, prefix_location};
 pub use imported::{ImportFormat, ImportedSession, SkippedPart};
 pub use mistralrs::to_mistralrs;
 #[cfg(feature = "sqlite")]
@@ -38,7 +38,7 @@ use detect::{Document, split};
 /// not affect the others.
 pub fn read(text: &str, hint: Option<ImportFormat>) -> Result<Vec<Result<ImportedSession>>> {
     let docs = split(text)?;
-    let Some(format) = hint.or_else(|| detect::recognise(&docs)) else {
+    let Some(format) = hint.or_else(|| detect::detect_format(&docs)) else {
         if docs.iter().any(|d| d.has("messages")) {
             return Err(Error::invalid("messages", "`messages` must be a list of messages"));
         }
@@ -50,7 +50,7 @@ pub fn read(text: &str, hint: Option<ImportFormat>) -> Result<Vec<Result<Importe
         ImportFormat::Responses => vec![openai_responses::read(&docs)],
         // Each document is a session.
         _ if docs.iter().any(|d| d.has("messages")) => {
-            let format_of = |d: &Document<'_>| hint.or_else(|| detect::kind(d)).unwrap_or(format);
+            let format_of = |d: &Document<'_>| hint.or_else(|| detect::detect_document_format(d)).unwrap_or(format);
             docs.iter().map(|d| tenure::read(d, format_of(d))).collect()
         }
         // Each document is a message.
@@ -61,10 +61,10 @@ pub fn read(text: &str, hint: Option<ImportFormat>) -> Result<Vec<Result<Importe
 
 /// One session that consists of plain messages.
 fn messages(docs: &[Document<'_>]) -> Result<ImportedSession> {
-    let parse = |d: &Document<'_>| Message::parse(d.raw).map_err(|e| at(&d.place("messages"), e));
+    let parse = |d: &Document<'_>| Message::parse(d.raw).map_err(|e| prefix_location(&d.location("messages"), e));
     let messages = docs.iter().map(parse).collect::<Result<_>>()?;
     let export = Export { messages, ..Export::default() };
-    Ok(ImportedSession { format: ImportFormat::OpenAi, export, left_out: Vec::new() })
+    Ok(ImportedSession { format: ImportFormat::OpenAi, export, skipped: Vec::new() })
 }
 
 /// One session that consists of messages of mistral.rs only.
@@ -72,9 +72,5 @@ fn tagged_messages(docs: &[Document<'_>]) -> Result<ImportedSession> {
     let list = docs.iter().map(|d| d.raw).collect::<Vec<_>>();
     let mut skipped = Vec::new();
     let messages = mistralrs::ListedMessages::default().messages(&list, &mut skipped)?;
-    Ok(ImportedSession {
-        format: ImportFormat::MistralRs,
-        export: Export { messages, ..Export::default() },
-        left_out: skipped,
-    })
+    Ok(ImportedSession { format: ImportFormat::MistralRs, export: Export { messages, ..Export::default() }, skipped })
 }

@@ -77,7 +77,7 @@ pub use rules::checkpoint::make_checkpoints;
 pub use rules::decision_chain::AuditedDecision;
 pub use rules::next::{CallAction, NextStep, PendingCall, ReviewRequest, RunRules, next};
 pub use rules::overlay::Overlay;
-pub use rules::prompt::{MEDIA_TOKENS, NO_RESULT, history, is_valid, lead, tokens};
+pub use rules::prompt::{MEDIA_TOKENS, NO_RESULT, active_instructions, history, is_valid, tokens};
 pub use rules::reconcile::plan::{IncomingRequest, NewMessage, ReconcilePlan, ReplyTo};
 pub use rules::reconcile::reconcile;
 pub use rules::redaction::{MAX_PATTERN_BYTES, MAX_REDACTION_RULES, Redaction, RedactionRule};
@@ -106,7 +106,7 @@ pub use types::blob::{Blob, BlobId, BlobRef};
 pub use types::byte_size::ByteSize;
 pub use types::decision_chain::DecisionChain;
 pub use types::decision_chain::DecisionHash;
-pub use types::digest::{LogDigest, MAX_MARK_CALLS, VisibleHash};
+pub use types::digest::{LogDigest, MAX_DIGEST_CALLS, VisibleHash};
 pub use types::entry::{
     CheckpointEntry, Decision, Entry, LeaseClaim, MessageEntry, Origin, Parent, Patch, Record, ReviewDecided,
     ReviewOpened, ReviewTimeout, RewindEntry, RunOutcome, SessionCreated, SessionPatch,

@@ -20,8 +20,8 @@ impl Tenure {
         let (store, repairs) = store::open::open(url).await?;
         for repair in &repairs {
             tracing::warn!(
-                location = repair.place,
-                repair = repair.what,
+                location = repair.location,
+                repair = repair.description,
                 "damage was repaired while the store was opened"
             );
         }
@@ -29,7 +29,7 @@ impl Tenure {
     }
 
     /// Creates a handle on a store that is already open.
-    pub fn on(store: Arc<dyn Store>, options: Options) -> Self {
+    pub fn with_store(store: Arc<dyn Store>, options: Options) -> Self {
         Self::wire(store, options, Vec::new())
     }
 

@@ -3,9 +3,9 @@
 
 use crate::engine::cache::CacheState;
 use crate::engine::core::Engine;
-use crate::engine::draft::{Depth, PendingCommit};
 use crate::engine::hooks::{ArchiveHook, SessionEndHook};
 use crate::engine::options::Options;
+use crate::engine::pending_commit::{Depth, PendingCommit};
 use crate::engine::quota::Usage;
 use crate::engine::turn_lock::TurnLocks;
 use crate::engine::vector_index::MemoryState;
@@ -45,7 +45,7 @@ pub(crate) struct SharedState {
     /// Observers of commits that discard messages or set checkpoints.
     pub observers: RwLock<Vec<Arc<dyn SessionObserver>>>,
     /// The number of longest idle sessions that recent sweeps could not evict.
-    pub stuck: AtomicUsize,
+    pub unevictable: AtomicUsize,
     /// Turn locks: at most one turn at a time in each session.
     pub turn_locks: TurnLocks,
     /// Locks of idempotency keys: at most one request at a time for each key.
@@ -81,7 +81,7 @@ impl Tenure {
             hooks: RwLock::default(),
             archive_hooks: RwLock::default(),
             observers,
-            stuck: AtomicUsize::default(),
+            unevictable: AtomicUsize::default(),
             turn_locks: TurnLocks::default(),
             key_locks: TurnLocks::default(),
             compaction_locks: TurnLocks::default(),
@@ -126,8 +126,8 @@ impl Tenure {
 
     /// A handle whose operations are rejected with [`Error::Conflict`](crate::Error::Conflict)
     /// unless the log of the session ends at `seq` (D-099).
-    pub fn expecting(&self, seq: Seq) -> Self {
-        Self { engine: self.engine.expecting(seq), shared: self.shared.clone() }
+    pub fn if_match(&self, seq: Seq) -> Self {
+        Self { engine: self.engine.if_match(seq), shared: self.shared.clone() }
     }
 
     /// The redaction rules for text that leaves the log.
@@ -148,8 +148,8 @@ impl Tenure {
 
     /// Reads the head of a session that is active or paused. An expired or deleted session is
     /// [`Error::Gone`](crate::Error::Gone).
-    pub async fn live(&self, principal: &Principal, id: &SessionId) -> Result<Head> {
-        self.engine.live(principal, id).await
+    pub async fn get_live_head(&self, principal: &Principal, id: &SessionId) -> Result<Head> {
+        self.engine.get_live_head(principal, id).await
     }
 
     /// The policy for the sessions of an assistant, or of no assistant. A tenant's own assistants
@@ -171,15 +171,15 @@ impl Tenure {
 
     /// Waits until a session may have changed after the record `seen`. It may also return without a
     /// change, so callers check again.
-    pub async fn changed(&self, principal: &Principal, id: &SessionId, seen: Seq) -> Result<()> {
-        self.engine.changed(principal, id, seen).await
+    pub async fn wait_for_change(&self, principal: &Principal, id: &SessionId, seen: Seq) -> Result<()> {
+        self.engine.wait_for_change(principal, id, seen).await
     }
 
     /// Subscribes to the keys of all sessions that this process creates or writes to from now on.
     /// Each key is sent after its commit. A slow receiver loses keys and gets an error that says
     /// so.
-    pub fn changes(&self) -> tokio::sync::broadcast::Receiver<crate::types::id::SessionKey> {
-        self.engine.changes()
+    pub fn subscribe(&self) -> tokio::sync::broadcast::Receiver<crate::types::id::SessionKey> {
+        self.engine.subscribe()
     }
 
     /// Writes to a session through the engine, then notifies the observers.
@@ -192,13 +192,13 @@ impl Tenure {
     ) -> Result<R> {
         let (reply, event) = self.engine.write(principal, id, need, step).await?;
         if let Some(event) = event {
-            self.tell_observers(&event).await;
+            self.notify_observers(&event).await;
         }
         Ok(reply)
     }
 
     /// Calls the observers of a commit, one after the other.
-    pub(crate) async fn tell_observers(&self, event: &Committed) {
+    pub(crate) async fn notify_observers(&self, event: &Committed) {
         let observers = self.shared.observers.read().unwrap_or_else(|e| e.into_inner()).clone();
         for observer in observers {
             observer.committed(self, event).await;

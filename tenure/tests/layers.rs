@@ -102,7 +102,7 @@ fn collect(directory: &Path, path: &mut Vec<String>, modules: &mut BTreeMap<Vec<
 }
 
 fn violations(sources: &Sources, layers: &[&[&str]]) -> Vec<String> {
-    let mut found = Vec::new();
+    let mut violations = Vec::new();
     let rank = |module: &[String]| {
         let top = module.first()?;
         layers.iter().position(|row| row.contains(&top.as_str()))
@@ -110,8 +110,8 @@ fn violations(sources: &Sources, layers: &[&[&str]]) -> Vec<String> {
     let mut graph: BTreeMap<&[String], BTreeSet<Vec<String>>> = BTreeMap::new();
     let methods = methods(sources);
     for (module, text) in sources.0.iter().filter(|(module, _)| !module.is_empty()) {
-        let Some(own) = rank(module) else {
-            found.push(format!("{} is in no layer: add {:?} to tests/layers.rs", shown(module), module[0]));
+        let Some(own_rank) = rank(module) else {
+            violations.push(format!("{} is in no layer: add {:?} to tests/layers.rs", display(module), module[0]));
             continue;
         };
         let tokens = without_tests(tokens(text));
@@ -120,9 +120,9 @@ fn violations(sources: &Sources, layers: &[&[&str]]) -> Vec<String> {
         for path in paths(&tokens, module, sources) {
             let target = sources.module_of(&path);
             if target.is_empty() && !path.is_empty() {
-                found.push(format!(
+                violations.push(format!(
                     "{} uses `crate::{}` by the crate root: name the module that defines it",
-                    shown(module),
+                    display(module),
                     path.join("::")
                 ));
             } else if target != *module {
@@ -130,33 +130,33 @@ fn violations(sources: &Sources, layers: &[&[&str]]) -> Vec<String> {
                 uses.push((target, path.join("::")));
             }
         }
-        for name in called(&tokens) {
+        for name in called_methods(&tokens) {
             for target in methods.get(&name).into_iter().flatten().filter(|target| *target != module) {
                 uses.push((target.clone(), format!("the method `{name}`")));
             }
         }
-        for (target, what) in uses {
+        for (target, usage) in uses {
             let Some(other) = rank(&target) else { continue };
             let direction = match () {
-                () if other > own => "upward",
-                () if other == own && target[0] != module[0] => "sideways",
+                () if other > own_rank => "upward",
+                () if other == own_rank && target[0] != module[0] => "sideways",
                 () => continue,
             };
-            found.push(format!("{} depends {direction} on {} ({what})", shown(module), shown(&target)));
+            violations.push(format!("{} depends {direction} on {} ({usage})", display(module), display(&target)));
         }
         graph.insert(module, imports);
     }
     // Methods of a handle are called across the files of one layer: only imports make a cycle.
-    found.extend(cycles(&graph).into_iter().map(|cycle| {
-        let cycle: Vec<String> = cycle.iter().map(|module| shown(module)).collect();
+    violations.extend(cycles(&graph).into_iter().map(|cycle| {
+        let cycle: Vec<String> = cycle.iter().map(|module| display(module)).collect();
         format!("modules depend on each other: {}", cycle.join(", "))
     }));
-    found.sort();
-    found.dedup();
-    found
+    violations.sort();
+    violations.dedup();
+    violations
 }
 
-fn shown(module: &[String]) -> String {
+fn display(module: &[String]) -> String {
     module.join("::")
 }
 
@@ -193,7 +193,7 @@ fn methods(sources: &Sources) -> BTreeMap<String, BTreeSet<Vec<String>>> {
 }
 
 /// The names of methods that are called on a handle: `self.name(`, `tenure.name(`.
-fn called(tokens: &[String]) -> BTreeSet<String> {
+fn called_methods(tokens: &[String]) -> BTreeSet<String> {
     if !tokens.iter().any(|token| HANDLES.contains(&token.as_str())) {
         return BTreeSet::new();
     }
@@ -203,7 +203,7 @@ fn called(tokens: &[String]) -> BTreeSet<String> {
 
 /// Every path that names something of this crate, from the crate's root.
 fn paths(tokens: &[String], module: &[String], sources: &Sources) -> Vec<Vec<String>> {
-    let mut found = Vec::new();
+    let mut absolute = Vec::new();
     let (mut depth, mut inline): (usize, Vec<(String, usize)>) = (0, Vec::new());
     let mut i = 0;
     while i < tokens.len() {
@@ -218,10 +218,10 @@ fn paths(tokens: &[String], module: &[String], sources: &Sources) -> Vec<Vec<Str
             }
             _ => {}
         }
-        let here: Vec<String> = module.iter().cloned().chain(inline.iter().map(|(name, _)| name.clone())).collect();
+        let current: Vec<String> = module.iter().cloned().chain(inline.iter().map(|(name, _)| name.clone())).collect();
         if token == "use" {
             let (tree, end) = use_tree(tokens, i + 1, &[]);
-            found.extend(tree.iter().filter_map(|path| from_root(path, &here, sources)));
+            absolute.extend(tree.iter().filter_map(|path| from_root(path, &current, sources)));
             i = end;
             continue;
         }
@@ -233,18 +233,18 @@ fn paths(tokens: &[String], module: &[String], sources: &Sources) -> Vec<Vec<Str
                 path.push(tokens[end + 1].clone());
                 end += 2;
             }
-            found.extend(from_root(&path, &here, sources));
+            absolute.extend(from_root(&path, &current, sources));
             i = end;
             continue;
         }
         i += 1;
     }
-    found
+    absolute
 }
 
 /// A path as seen from the root, if it begins with `crate`, `self`, `super` or a child of the module.
-fn from_root(path: &[String], here: &[String], sources: &Sources) -> Option<Vec<String>> {
-    let mut base = here.to_vec();
+fn from_root(path: &[String], current: &[String], sources: &Sources) -> Option<Vec<String>> {
+    let mut base = current.to_vec();
     let mut rest = path;
     match path[0].as_str() {
         "crate" => {
@@ -392,7 +392,7 @@ fn tokens(text: &str) -> Vec<String> {
 /// Leaves out items behind `#[cfg(test)]`: they may use everything.
 fn without_tests(tokens: Vec<String>) -> Vec<String> {
     let marker = ["#", "[", "cfg", "(", "test", ")", "]"];
-    let (mut kept, mut i) = (Vec::new(), 0);
+    let (mut remaining, mut i) = (Vec::new(), 0);
     while i < tokens.len() {
         if tokens[i..].iter().zip(marker).filter(|(token, want)| *token == want).count() == marker.len() {
             i += marker.len();
@@ -410,10 +410,10 @@ fn without_tests(tokens: Vec<String>) -> Vec<String> {
             }
             continue;
         }
-        kept.push(tokens[i].clone());
+        remaining.push(tokens[i].clone());
         i += 1;
     }
-    kept
+    remaining
 }
 
 fn is_name(token: &str) -> bool {
@@ -440,7 +440,7 @@ mod planted {
     }
 
     #[test]
-    fn an_upward_import_is_found_however_it_is_written() {
+    fn an_upward_import_is_found_in_every_notation() {
         let want = ["low::deep depends upward on high (high::A)"];
         for text in [
             "use crate::high::A;",
@@ -455,7 +455,7 @@ mod planted {
     }
 
     #[test]
-    fn what_is_not_code_and_what_is_a_test_is_left_out() {
+    fn comments_strings_and_tests_are_ignored() {
         for text in [
             "// use crate::high::A;",
             "const S: &str = \"use crate::high::A;\";",

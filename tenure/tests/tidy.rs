@@ -93,8 +93,9 @@ fn the_library_knows_neither_http_nor_cli_nor_python() {
 // The rules, as functions of text, so that they can be tested themselves.
 
 fn pure_rules(name: &str, text: &str) -> Vec<String> {
-    let cure = "rules are pure: take what is needed as a parameter, or move this to the operation that calls the rule";
-    forbid(name, code(text), &NOT_IN_RULES, cure)
+    let remedy =
+        "rules are pure: take what is needed as a parameter, or move this to the operation that calls the rule";
+    forbid(name, code(text), &NOT_IN_RULES, remedy)
 }
 
 fn plain_types(name: &str, text: &str) -> Vec<String> {
@@ -121,19 +122,19 @@ fn short(name: &str, text: &str) -> Vec<String> {
 
 fn migrations(sqlite: &[String], postgres: &[String]) -> Vec<String> {
     let mut complaints = Vec::new();
-    for (here, there, names, others) in
+    for (dialect, other_dialect, names, other_names) in
         [("sqlite", "postgres", sqlite, postgres), ("postgres", "sqlite", postgres, sqlite)]
     {
         for (index, name) in names.iter().enumerate() {
             let number = format!("{:04}_", index + 1);
             if !name.starts_with(&number) {
                 complaints.push(format!(
-                    "migrations/{here}/{name}:1: migrations count 0001, 0002, … without a hole: this one should start with {number}"
+                    "migrations/{dialect}/{name}:1: migrations count 0001, 0002, … without a hole: this one should start with {number}"
                 ));
             }
-            if !others.contains(name) {
+            if !other_names.contains(name) {
                 complaints.push(format!(
-                    "migrations/{here}/{name}:1: both dialects have the same migrations: write migrations/{there}/{name}"
+                    "migrations/{dialect}/{name}:1: both dialects have the same migrations: write migrations/{other_dialect}/{name}"
                 ));
             }
         }
@@ -157,8 +158,8 @@ fn markdown(name: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<String
         // Inline code is excluded: in it, `a[0](b)` is not a link.
         let prose: String = line.split('`').step_by(2).collect();
         for link in prose.split("](").skip(1).filter_map(|rest| rest.split([')', ' ', '#']).next()) {
-            let elsewhere = link.is_empty() || link.contains("://") || link.starts_with("mailto:");
-            if !elsewhere && !exists(link) {
+            let is_external = link.is_empty() || link.contains("://") || link.starts_with("mailto:");
+            if !is_external && !exists(link) {
                 complaints.push(format!(
                     "{name}:{number}: relative links lead to a file: {link} does not exist, correct the path"
                 ));
@@ -206,9 +207,11 @@ fn dependencies(name: &str, text: &str) -> Vec<String> {
         // A dependency is written as `axum = "1"`, `axum.workspace = true` or `[dependencies.axum]`.
         let key = line.split(['=', ' ']).next().and_then(|key| key.split('.').next());
         let table = line.strip_prefix('[').and_then(|rest| rest.trim_end().trim_end_matches(']').rsplit('.').next());
-        for found in [renamed, key, table].into_iter().flatten().filter(|found| NOT_A_DEPENDENCY.contains(found)) {
+        for dependency in
+            [renamed, key, table].into_iter().flatten().filter(|dependency| NOT_A_DEPENDENCY.contains(dependency))
+        {
             complaints.push(format!(
-                "{name}:{number}: the library knows neither HTTP nor CLI nor Python: {found} belongs in tenure-server or tenure-py"
+                "{name}:{number}: the library knows neither HTTP nor CLI nor Python: {dependency} belongs in tenure-server or tenure-py"
             ));
         }
     }
@@ -231,8 +234,9 @@ fn read(path: &Path) -> String {
 
 /// Files with this extension in a directory, sorted; empty if the directory does not exist.
 fn files_in(directory: &Path, extension: &str) -> Vec<PathBuf> {
-    let mut files: Vec<_> =
-        entries(directory).filter(|path| path.extension().is_some_and(|found| found == extension)).collect();
+    let mut files: Vec<_> = entries(directory)
+        .filter(|path| path.extension().is_some_and(|file_extension| file_extension == extension))
+        .collect();
     files.sort();
     files
 }
@@ -267,12 +271,12 @@ fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-fn forbid<'a>(name: &str, lines: impl Iterator<Item = (usize, &'a str)>, words: &[&str], cure: &str) -> Vec<String> {
+fn forbid<'a>(name: &str, lines: impl Iterator<Item = (usize, &'a str)>, words: &[&str], remedy: &str) -> Vec<String> {
     let complain = |(number, line): (usize, &str)| {
         words
             .iter()
             .find(|word| names(line, word))
-            .map(|word| format!("{name}:{number}: `{word}` is not allowed here; {cure}"))
+            .map(|word| format!("{name}:{number}: `{word}` is not allowed here; {remedy}"))
     };
     lines.filter_map(complain).collect()
 }

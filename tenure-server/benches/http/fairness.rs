@@ -48,10 +48,10 @@ pub async fn chat_beside_listers(report: &mut Report) {
     {
         let (store, _) = tenure::store::open(&store).await.unwrap();
         let mut tasks = Vec::new();
-        for hand in 0..64 {
+        for client_index in 0..64 {
             let store = store.clone();
             tasks.push(tokio::spawn(async move {
-                for n in (hand..SESSIONS).step_by(64) {
+                for n in (client_index..SESSIONS).step_by(64) {
                     let user = User::new("mallory").unwrap();
                     let (title, tags) = (Some(format!("Session {n}")), vec![format!("t{}", n % 10)]);
                     let created = SessionCreated { user, title, tags, ..SessionCreated::default() };
@@ -116,11 +116,11 @@ pub async fn memory_of_recalls(report: &mut Report) {
     }
     let before = server.resident();
     let mut tasks = Vec::new();
-    for hand in 0..8 {
+    for client_index in 0..8 {
         let address = server.address.clone();
         tasks.push(tokio::spawn(async move {
             let mut client = Client::connect(&address).await;
-            for n in (hand..4_000).step_by(8) {
+            for n in (client_index..4_000).step_by(8) {
                 let path = format!("/memories/search?q={}&limit=20", words(60, n).replace(' ', "+"));
                 client.send(&Client::request("GET", &path, "")).await;
             }

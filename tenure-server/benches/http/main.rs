@@ -11,45 +11,45 @@
 mod chat;
 mod client;
 mod fairness;
-#[allow(dead_code, reason = "shared with the library's benches")]
-#[path = "../../../tenure/benches/library/kit.rs"]
-mod kit;
 mod messages;
 #[allow(dead_code, reason = "shared with the library's benches")]
 #[path = "../../../tenure/benches/library/raw.rs"]
 mod raw;
 mod reads;
 mod servers;
+#[allow(dead_code, reason = "shared with the library's benches")]
+#[path = "../../../tenure/benches/library/support.rs"]
+mod support;
 
-pub use kit::Report;
-pub use kit::*;
 pub use std::time::{Duration, Instant};
+pub use support::Report;
+pub use support::*;
 pub use tenure::*;
 
 fn main() {
-    let chosen: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
-    let wants = |name: &str| chosen.is_empty() || chosen.iter().any(|c| c == name);
+    let selected: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let is_selected = |name: &str| selected.is_empty() || selected.iter().any(|c| c == name);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let mut report = Report::begin();
     runtime.block_on(async {
-        if wants("chat") {
+        if is_selected("chat") {
             chat::added_latency(&mut report).await;
         }
-        if wants("stream") {
+        if is_selected("stream") {
             chat::first_chunk(&mut report).await;
         }
-        if wants("messages") {
+        if is_selected("messages") {
             messages::one_client(&mut report).await;
             messages::sixteen_clients(&mut report).await;
         }
-        if wants("reads") {
+        if is_selected("reads") {
             reads::full_session(&mut report).await;
             reads::last_messages(&mut report).await;
         }
-        if wants("fairness") {
+        if is_selected("fairness") {
             fairness::chat_beside_listers(&mut report).await;
         }
-        if wants("memory") {
+        if is_selected("memory") {
             fairness::memory_of_recalls(&mut report).await;
             reads::memory(&mut report).await;
         }

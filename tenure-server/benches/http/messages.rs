@@ -65,7 +65,7 @@ pub async fn one_client(report: &mut Report) {
     );
 }
 
-async fn sixteen(server: &Server, round: usize, lasting: Duration) -> f64 {
+async fn sixteen(server: &Server, round: usize, duration: Duration) -> f64 {
     let start = Instant::now();
     let mut tasks = Vec::new();
     for w in 0..16 {
@@ -76,7 +76,7 @@ async fn sixteen(server: &Server, round: usize, lasting: Duration) -> f64 {
             begin(&mut client, &session).await;
             let requests: Vec<Vec<u8>> = (0..64).map(|n| append(&session, n)).collect();
             let mut n = 0;
-            while start.elapsed() < lasting {
+            while start.elapsed() < duration {
                 client.send(&requests[n % 64]).await;
                 n += 1;
             }
@@ -93,15 +93,15 @@ async fn sixteen(server: &Server, round: usize, lasting: Duration) -> f64 {
 /// 16 concurrent clients, compared with raw group commit and `pgbench`.
 pub async fn sixteen_clients(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
-    let lasting = Duration::from_secs(3);
+    let duration = Duration::from_secs(3);
     let rate = |r: f64| format!("{r:.0} turns/s");
     let server = Server::start(&format!("sqlite:{}", dir.path().join("ours.db").display()), None, &[]);
     let (mut tenure_rate, mut baseline_rate) = (0.0f64, 0.0f64);
     for round in 0..3 {
         let path = dir.path().join(format!("raw{round}.db"));
         baseline_rate = baseline_rate
-            .max(tokio::task::spawn_blocking(move || raw::group_commit(&path, 16, lasting)).await.unwrap());
-        tenure_rate = tenure_rate.max(sixteen(&server, round, lasting).await);
+            .max(tokio::task::spawn_blocking(move || raw::group_commit(&path, 16, duration)).await.unwrap());
+        tenure_rate = tenure_rate.max(sixteen(&server, round, duration).await);
     }
     drop(server);
     report.row(
@@ -121,7 +121,7 @@ pub async fn sixteen_clients(report: &mut Report) {
     let (mut tenure_rate, mut baseline_rate) = (0.0f64, 0.0f64);
     for round in 0..3 {
         baseline_rate = baseline_rate.max(pgbench(&url, &schema));
-        tenure_rate = tenure_rate.max(sixteen(&server, round, lasting).await);
+        tenure_rate = tenure_rate.max(sixteen(&server, round, duration).await);
     }
     report.row(
         "append over HTTP, 16 clients, PostgreSQL, beside pgbench",

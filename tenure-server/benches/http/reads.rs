@@ -15,7 +15,7 @@ async fn start_server(sizes: &[(&str, usize)]) -> (tempfile::TempDir, Server) {
     (dir, server)
 }
 
-async fn rate(address: &str, request: &[u8], lasting: Duration) -> f64 {
+async fn rate(address: &str, request: &[u8], duration: Duration) -> f64 {
     let start = Instant::now();
     let mut tasks = Vec::new();
     for _ in 0..16 {
@@ -23,7 +23,7 @@ async fn rate(address: &str, request: &[u8], lasting: Duration) -> f64 {
         tasks.push(tokio::spawn(async move {
             let mut client = Client::connect(&address).await;
             let mut n = 0;
-            while start.elapsed() < lasting {
+            while start.elapsed() < duration {
                 client.send(&request).await;
                 n += 1;
             }
@@ -87,11 +87,11 @@ pub async fn memory(report: &mut Report) {
     let mut seen = Vec::new();
     for range in [0..10_000, 10_000..100_000] {
         let mut tasks = Vec::new();
-        for hand in 0..16 {
+        for client_index in 0..16 {
             let (address, range) = (server.address.clone(), range.clone());
             tasks.push(tokio::spawn(async move {
                 let mut client = Client::connect(&address).await;
-                for n in range.skip(hand).step_by(16) {
+                for n in range.skip(client_index).step_by(16) {
                     let body = format!(
                         r#"{{"session_id":"t{n}","messages":[{{"role":"user","content":"{}"}}]}}"#,
                         words(400, n)

@@ -70,7 +70,7 @@ fn serve(router: Router) -> String {
 /// A model server that answers at once with 600 characters, or streams them in ten chunks, 5 ms apart.
 pub fn upstream() -> String {
     let answer = super::words(600, 7);
-    let whole = serde_json::json!({"id": "c", "object": "chat.completion", "created": 1, "model": "m",
+    let completion = serde_json::json!({"id": "c", "object": "chat.completion", "created": 1, "model": "m",
         "choices": [{"index": 0, "message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}]})
     .to_string();
     let chunk = |delta: serde_json::Value, finish: Option<&str>| {
@@ -83,10 +83,10 @@ pub fn upstream() -> String {
     chunks.push(chunk(serde_json::json!({}), Some("stop")));
     chunks.push(Bytes::from("data: [DONE]\n\n"));
     let handler = move |body: Bytes| {
-        let (whole, chunks) = (whole.clone(), chunks.clone());
+        let (completion, chunks) = (completion.clone(), chunks.clone());
         async move {
             if !body.windows(13).any(|w| w == b"\"stream\":true") {
-                return ([(CONTENT_TYPE, "application/json")], whole).into_response();
+                return ([(CONTENT_TYPE, "application/json")], completion).into_response();
             }
             let chunks = futures_util::stream::iter(chunks).then(|chunk| async move {
                 tokio::time::sleep(Duration::from_millis(5)).await;

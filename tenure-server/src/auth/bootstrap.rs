@@ -1,7 +1,7 @@
 //! The bootstrap key: the first API key of a deployment, read from a file. It serves containers, where no operator
 //! can run `tenure keys add`.
 
-use super::keys::{KeyStore, NewKey, Right, hash_of, system_item, system_namespace};
+use super::keys::{KeyStore, NewKey, Right, hash_secret, system_item, system_namespace};
 use anyhow::{Context, bail};
 use std::path::Path;
 
@@ -22,7 +22,7 @@ pub async fn add_bootstrap_key(keys: &KeyStore, file: &Path) -> anyhow::Result<O
             file.display()
         );
     }
-    let (_, id) = hash_of(secret);
+    let (_, id) = hash_secret(secret);
     let store = keys.tenure().store();
     let namespace = system_namespace("auth");
     let item_key = format!("bootstrap-{id}");

@@ -144,7 +144,7 @@ impl Caller {
         // An administrator who names no user gets access to the whole tenant.
         let tenant_wide = user.is_none() && self.rights.contains(&Right::Admin);
         let reach = if tenant_wide { AccessScope::Tenant } else { AccessScope::Own };
-        Principal { tenant: self.tenant.clone(), user: user.unwrap_or_default(), reach, quota: self.quota() }
+        Principal { tenant: self.tenant.clone(), user: user.unwrap_or_default(), scope: reach, quota: self.quota() }
     }
 
     /// The storage quota of the key. `None` means unlimited.
@@ -161,29 +161,29 @@ impl Caller {
     }
 
     /// Returns the principal for a read, or 403 without the right `read`.
-    pub fn reads(&self) -> Result<Principal, ApiError> {
+    pub fn authorize_read(&self) -> Result<Principal, ApiError> {
         self.require_right(Right::Read).map(|()| self.principal(None))
     }
 
     /// Returns the principal for a write, or 403 without the right `write`.
-    pub fn writes(&self) -> Result<Principal, ApiError> {
+    pub fn authorize_write(&self) -> Result<Principal, ApiError> {
         self.require_right(Right::Write).map(|()| self.principal(None))
     }
 
     /// Returns the principal for a write, or 403 without the right `write`. `user` is the user named in the request
     /// body; it applies only if neither the key nor the header names one.
-    pub fn writes_as(&self, user: Option<User>) -> Result<Principal, ApiError> {
+    pub fn authorize_write_as(&self, user: Option<User>) -> Result<Principal, ApiError> {
         self.require_right(Right::Write).map(|()| self.principal(user))
     }
 
     /// Returns the principal of a reviewer, or 403 without the right `review`. A reviewer sees the pending reviews
     /// of all sessions of the tenant; an administrator bound to one user and without the right `review` sees only
     /// that user's sessions.
-    pub fn reviews(&self) -> Result<Principal, ApiError> {
+    pub fn authorize_review(&self) -> Result<Principal, ApiError> {
         self.require_right(Right::Review)?;
         let reach =
             if self.bound && !self.rights.contains(&Right::Review) { AccessScope::Own } else { AccessScope::Tenant };
-        Ok(Principal { reach, ..self.principal(None) })
+        Ok(Principal { scope: reach, ..self.principal(None) })
     }
 
     /// Returns the reviewer's name for the audit trail: the user the key is bound to, else `requested_user`, else
@@ -202,15 +202,15 @@ impl Caller {
 
     /// Returns the principal of an administrator, or 403 without the right `admin`. Its scope is the tenant, or the
     /// user the key is bound to.
-    pub fn administers(&self) -> Result<Principal, ApiError> {
+    pub fn authorize_admin(&self) -> Result<Principal, ApiError> {
         self.require_right(Right::Admin)?;
         let reach = if self.bound { AccessScope::Own } else { AccessScope::Tenant };
-        Ok(Principal { reach, ..self.principal(None) })
+        Ok(Principal { scope: reach, ..self.principal(None) })
     }
 
     /// Returns the principal of the tenant's administrator, or 403. A key that is bound to a user administers only
     /// that user and is refused.
-    pub fn administers_tenant(&self) -> Result<Principal, ApiError> {
+    pub fn authorize_tenant_admin(&self) -> Result<Principal, ApiError> {
         self.require_right(Right::Admin)?;
         match (&self.user, self.bound) {
             (Some(user), true) => {
@@ -218,7 +218,7 @@ impl Caller {
                     format!("this key administers user {user} only; use an administrator's key of the tenant");
                 Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", message))
             }
-            _ => Ok(Principal { reach: AccessScope::Tenant, ..self.principal(None) }),
+            _ => Ok(Principal { scope: AccessScope::Tenant, ..self.principal(None) }),
         }
     }
 

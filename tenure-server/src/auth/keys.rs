@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 use utoipa::ToSchema;
 
 /// The reserved tenant whose namespaces hold the keys of all tenants. No key can be created for it.
-pub const SYSTEM: &str = "tenure:system";
+pub const SYSTEM_TENANT: &str = "tenure:system";
 /// Lifetime of a cached key. A key revoked by another process is accepted for at most this long.
 const CACHE_TTL: SignedDuration = SignedDuration::from_secs(2);
 /// Maximum number of cached keys.
@@ -136,7 +136,7 @@ fn keys_namespace() -> Namespace {
 }
 
 pub(super) fn system_namespace(name: &str) -> Namespace {
-    let tenant = Tenant::new(SYSTEM).unwrap_or_default();
+    let tenant = Tenant::new(SYSTEM_TENANT).unwrap_or_default();
     Namespace { tenant, owner: Owner::Tenant, name: name.to_owned() }
 }
 
@@ -145,7 +145,7 @@ pub(super) fn system_item(key: impl Into<String>, value: String, now: Timestamp)
 }
 
 /// Returns the hash of a secret and the id of the key it belongs to.
-pub(super) fn hash_of(secret: &str) -> (String, String) {
+pub(super) fn hash_secret(secret: &str) -> (String, String) {
     let hash = blake3::hash(secret.as_bytes()).to_hex().to_string();
     let id = hash[..12].to_owned();
     (hash, id)
@@ -153,7 +153,7 @@ pub(super) fn hash_of(secret: &str) -> (String, String) {
 
 impl KeyStore {
     /// Opens the keys of a store.
-    pub fn of(tenure: Tenure) -> Self {
+    pub fn new(tenure: Tenure) -> Self {
         Self {
             tenure,
             cached: Cache::new(MAX_CACHED),
@@ -181,8 +181,8 @@ impl KeyStore {
     /// Creates a key with the given secret.
     pub(super) async fn add_secret(&self, new: NewKey, secret: &str) -> tenure::Result<ApiKey> {
         let NewKey { tenant, user, mut rights, name, history, expires_at, limits } = new;
-        if tenant.as_str() == SYSTEM {
-            return Err(tenure::Error::invalid("tenant", format!("{SYSTEM} is reserved; choose another name")));
+        if tenant.as_str() == SYSTEM_TENANT {
+            return Err(tenure::Error::invalid("tenant", format!("{SYSTEM_TENANT} is reserved; choose another name")));
         }
         if rights.is_empty() {
             return Err(tenure::Error::invalid("rights", "a key needs at least one right"));
@@ -197,7 +197,7 @@ impl KeyStore {
         if expires_at.is_some_and(|at| at <= created_at) {
             return Err(tenure::Error::invalid("expires_at", "it must be in the future"));
         }
-        let (hash, id) = hash_of(secret);
+        let (hash, id) = hash_secret(secret);
         let last_used_at = None;
         let key =
             ApiKey { id, hash, name, tenant, user, rights, created_at, expires_at, last_used_at, history, limits };
@@ -275,7 +275,7 @@ impl KeyStore {
 
     /// Accepts unauthenticated requests again, on loopback. Fails while there are keys.
     pub async fn allow_unauthenticated(&self) -> tenure::Result<()> {
-        if self.are_there().await? {
+        if self.has_keys().await? {
             return Err(tenure::Error::invalid("keys", "there are keys; revoke them first (`tenure keys list`)"));
         }
         self.tenure.store().remove(&system_namespace("auth"), REQUIRED_KEY).await?;
@@ -317,20 +317,20 @@ impl KeyStore {
             return Ok(required);
         }
         let flag_is_set = self.tenure.store().get(&system_namespace("auth"), REQUIRED_KEY, None).await?.is_some();
-        let required = flag_is_set || self.are_there().await?;
+        let required = flag_is_set || self.has_keys().await?;
         *self.required.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, required));
         Ok(required)
     }
 
     /// Returns true if there is at least one key.
-    pub async fn are_there(&self) -> tenure::Result<bool> {
+    pub async fn has_keys(&self) -> tenure::Result<bool> {
         Ok(!self.tenure.store().items(&keys_namespace(), None, 1).await?.is_empty())
     }
 
     /// Finds the key that a secret belongs to, expired or not. A key that is not cached is looked up in the store,
     /// because another process may just have created it.
     pub async fn find(&self, secret: &str) -> tenure::Result<Option<ApiKey>> {
-        let (hash, id) = hash_of(secret);
+        let (hash, id) = hash_secret(secret);
         let matches_hash = |key: &ApiKey| bool::from(key.hash.as_bytes().ct_eq(hash.as_bytes()));
         let now = self.tenure.now();
         let cached = self.cached.get(&id);
@@ -360,7 +360,7 @@ impl KeyStore {
     /// Checks that the store can be read and written. The write happens at most every five seconds, so that probes
     /// are cheap; after a failed write the next probe retries it.
     pub async fn check_store(&self) -> tenure::Result<()> {
-        self.are_there().await?;
+        self.has_keys().await?;
         let last_write = *self.last_write_check.lock().unwrap_or_else(PoisonError::into_inner);
         if last_write.is_some_and(|at| at.elapsed() < WRITE_CHECK_INTERVAL) {
             return Ok(());

@@ -182,7 +182,7 @@ impl ResponseHeaders {
     }
 
     /// Removes and returns the collected headers.
-    pub fn take(&self) -> Vec<(HeaderName, HeaderValue)> {
+    pub fn drain(&self) -> Vec<(HeaderName, HeaderValue)> {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -229,12 +229,12 @@ impl Model for Metered {
         let meter = self.meter.clone();
         let mut charged = estimate;
         Ok(Box::pin(chunks.inspect(move |chunk| {
-            let Ok(ModelChunk::Chunk(text) | ModelChunk::Whole(text)) = chunk else { return };
+            let Ok(ModelChunk::Chunk(text) | ModelChunk::Complete(text)) = chunk else { return };
             // The content is a small part of a chunk's JSON, so one token per chunk is a better estimate than its
             // length.
             let tokens = match (chunk, reported_usage(text)) {
                 (_, Some(total)) => total - charged,
-                (Ok(ModelChunk::Whole(_)), None) => text.len().div_ceil(BYTES_PER_TOKEN) as i64,
+                (Ok(ModelChunk::Complete(_)), None) => text.len().div_ceil(BYTES_PER_TOKEN) as i64,
                 _ => 1,
             };
             charged += tokens;

@@ -2,7 +2,7 @@
 
 use super::client::{ApiClient, ApiRefusal, PageStream};
 use super::output::{self, clean, field, line, note, print, short};
-use super::sessions::{checkpoints_table, compacted_text, fork_at, place, rewound_text, sessions_table};
+use super::sessions::{checkpoints_table, compacted_text, fork_at, parse_position, rewound_text, sessions_table};
 use super::target::{Needs, TargetArgs};
 use super::terminal::{LineInput, TerminalEvent};
 use crate::llm::sse::SseDecoder;
@@ -96,7 +96,7 @@ impl<'a> SlashCommand<'a> {
             "switch" => Self::Switch(needs("the id of a session")?),
             "model" => argument.map_or(Self::Models, Self::Model),
             "fork" => Self::Fork(argument),
-            "rewind" => Self::Rewind(place(needs("a place: a number of messages, turn:N, or a checkpoint")?)?),
+            "rewind" => Self::Rewind(parse_position(needs("a place: a number of messages, turn:N, or a checkpoint")?)?),
             "checkpoints" => Self::Checkpoints,
             "checkpoint" => Self::Checkpoint(argument),
             "compact" => Self::Compact(number("a number of turns")?),
@@ -141,7 +141,7 @@ impl ChatArgs {
 async fn recent(client: &ApiClient, id: &SessionId, count: usize) -> anyhow::Result<Option<Vec<Value>>> {
     match client.get::<Value>(&format!("/sessions/{id}/messages?last={count}")).await {
         Ok(mut page) => Ok(Some(page["data"].as_array_mut().map(std::mem::take).unwrap_or_default())),
-        Err(e) => match ApiRefusal::of(&e).map(|r| r.status) {
+        Err(e) => match ApiRefusal::from_error(&e).map(|r| r.status) {
             Some(404) => Ok(None),
             // The session has expired: the server applies `on_expired` when the first message arrives.
             Some(410) => Ok(Some(Vec::new())),
@@ -160,7 +160,7 @@ impl ChatSession {
         note("/help lists the commands; Ctrl-D quits");
         let recent = recent.unwrap_or_default();
         let last = &recent[recent.len().saturating_sub(2)..];
-        Ok(last.iter().try_for_each(|message| print(format!("\n{}", output::said(message))))?)
+        Ok(last.iter().try_for_each(|message| print(format!("\n{}", output::format_message(message))))?)
     }
 
     async fn run_loop(&mut self) -> anyhow::Result<()> {
@@ -168,7 +168,7 @@ impl ChatSession {
             let prompt = short(self.id.as_str()).to_owned();
             let text = match self.input.ask(&prompt)? {
                 TerminalEvent::End => return Ok(()),
-                TerminalEvent::Nothing => continue,
+                TerminalEvent::Interrupted => continue,
                 TerminalEvent::Line(text) if text.trim().is_empty() => continue,
                 TerminalEvent::Line(text) => text,
             };
@@ -210,7 +210,7 @@ impl ChatSession {
                         let text = json!(text);
                         messages.push(format!(r#"{{"role":"tool","tool_call_id":{id},"content":{text}}}"#));
                     }
-                    TerminalEvent::Nothing | TerminalEvent::End => {
+                    TerminalEvent::Interrupted | TerminalEvent::End => {
                         note("the tool call is left open");
                         return Ok(());
                     }
@@ -298,7 +298,7 @@ impl ChatSession {
 
     async fn history(&self, count: usize) -> anyhow::Result<()> {
         let messages = recent(&self.client, &self.id, count).await?.unwrap_or_default();
-        Ok(print(messages.iter().map(output::said).collect::<String>())?)
+        Ok(print(messages.iter().map(output::format_message).collect::<String>())?)
     }
 
     async fn sessions(&self) -> anyhow::Result<()> {
@@ -312,7 +312,7 @@ impl ChatSession {
             bail!("there is no session {id}; /sessions lists them, /new creates one");
         };
         self.switch_to(id, true);
-        Ok(print(last.iter().map(output::said).collect::<String>())?)
+        Ok(print(last.iter().map(output::format_message).collect::<String>())?)
     }
 
     async fn models(&self) -> anyhow::Result<()> {
@@ -412,7 +412,7 @@ async fn receive_answer(client: &ApiClient, body: String, run: &mut Option<Strin
                 print(clean(text))?;
                 printed = true;
             }
-            answer.take(&ModelChunk::Chunk(data)).map_err(|reason| anyhow!(reason))?;
+            answer.add_chunk(&ModelChunk::Chunk(data)).map_err(|reason| anyhow!(reason))?;
         }
     }
     if printed {

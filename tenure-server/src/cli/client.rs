@@ -41,7 +41,7 @@ pub struct ClientResponse {
     /// The body as a stream of chunks.
     pub body: BoxStream<'static, anyhow::Result<Bytes>>,
     /// For an export, the comma-separated list of what its format cannot represent.
-    pub left_out: Option<String>,
+    pub skipped: Option<String>,
 }
 
 /// An error response of the API.
@@ -58,7 +58,7 @@ pub struct ApiRefusal {
 
 impl ApiRefusal {
     /// Returns the API error response that an error was caused by, if any.
-    pub fn of(e: &anyhow::Error) -> Option<&Self> {
+    pub fn from_error(e: &anyhow::Error) -> Option<&Self> {
         e.downcast_ref()
     }
 
@@ -87,7 +87,7 @@ impl ApiRefusal {
 }
 
 fn skipped_header(headers: &HeaderMap) -> Option<String> {
-    headers.get(crate::http::transfer::LEFT_OUT)?.to_str().ok().map(str::to_owned)
+    headers.get(crate::http::transfer::SKIPPED_HEADER)?.to_str().ok().map(str::to_owned)
 }
 
 impl ApiClient {
@@ -122,7 +122,7 @@ impl ApiClient {
                 let response = router.clone().oneshot(request).await.unwrap_or_else(|never| match never {});
                 let (parts, body) = response.into_parts();
                 let body = body.into_data_stream().map(|part| part.map_err(anyhow::Error::from)).boxed();
-                (parts.status, ClientResponse { left_out: skipped_header(&parts.headers), body })
+                (parts.status, ClientResponse { skipped: skipped_header(&parts.headers), body })
             }
             ClientTransport::Remote { http, base, key } => {
                 let mut request = http.request(method, format!("{base}{path}"));
@@ -144,7 +144,7 @@ impl ApiClient {
                 let left_out = skipped_header(response.headers());
                 let lost = |e: reqwest::Error| anyhow::Error::from(e.without_url()).context("the connection was lost");
                 let body = response.bytes_stream().map(move |part| part.map_err(lost)).boxed();
-                (status, ClientResponse { body, left_out })
+                (status, ClientResponse { body, skipped: left_out })
             }
         };
         if status.is_success() {
@@ -177,8 +177,8 @@ impl ApiClient {
             return Ok(id);
         }
         match self.send(Method::GET, &format!("/sessions/{id}/messages?last=1"), None).await {
-            Err(e) if ApiRefusal::of(&e).is_some_and(|r| r.status == 404) => {}
-            Err(e) if ApiRefusal::of(&e).is_none() => return Err(e),
+            Err(e) if ApiRefusal::from_error(&e).is_some_and(|r| r.status == 404) => {}
+            Err(e) if ApiRefusal::from_error(&e).is_none() => return Err(e),
             _ => return Ok(id),
         }
         let mut matches: Vec<String> = Vec::new();

@@ -9,34 +9,36 @@ use tenure::{Finding, RepairReport};
 
 /// Checks the whole store; with `repair`, also repairs what can be repaired safely.
 pub async fn run(target: &TargetArgs, repair: bool, as_json: bool) -> anyhow::Result<ExitCode> {
-    let app = target.house(Needs::Sessions).await?;
+    let app = target.open_store(Needs::Sessions).await?;
     let bar = bar(None, "sessions checked");
     let on_progress = |count: usize| bar.set_position(count as u64);
-    let RepairReport { mended, left } = if repair {
+    let RepairReport { repaired: mended, remaining: left } = if repair {
         app.tenure.repair_all(on_progress).await?
     } else {
-        RepairReport { left: app.tenure.examine(on_progress).await?, mended: Vec::new() }
+        RepairReport { remaining: app.tenure.examine(on_progress).await?, repaired: Vec::new() }
     };
     let checked = bar.position();
     bar.finish_and_clear();
     let repairs_on_open = app.tenure.repairs();
     if as_json {
-        let view = |f: &Finding| json!({"place": f.place, "what": f.what, "cure": f.cure.to_string(), "mendable": f.is_mendable()});
+        let view = |f: &Finding| json!({"place": f.location, "what": f.description, "cure": f.remedy.to_string(), "mendable": f.is_repairable()});
         let mended: Vec<_> = mended.iter().map(view).collect();
         let left: Vec<_> = left.iter().map(view).collect();
         let repairs_on_open: Vec<_> =
-            repairs_on_open.iter().map(|r| json!({"place": r.place, "what": r.what})).collect();
+            repairs_on_open.iter().map(|r| json!({"place": r.location, "what": r.description})).collect();
         let report =
             json!({"sessions": checked, "mended_while_opening": repairs_on_open, "mended": mended, "findings": left});
         line(report.to_string())?;
     } else {
-        repairs_on_open.iter().try_for_each(|r| line(clean(&format!("on opening: {}: {}", r.place, r.what))))?;
-        mended.iter().try_for_each(|f| line(clean(&format!("repaired: {}: {}", f.place, f.what))))?;
+        repairs_on_open
+            .iter()
+            .try_for_each(|r| line(clean(&format!("on opening: {}: {}", r.location, r.description))))?;
+        mended.iter().try_for_each(|f| line(clean(&format!("repaired: {}: {}", f.location, f.description))))?;
         if !left.is_empty() {
-            let row = |f: &Finding| [clean(&f.place), clean(&f.what), clean(&f.cure.to_string())];
+            let row = |f: &Finding| [clean(&f.location), clean(&f.description), clean(&f.remedy.to_string())];
             print(table(["where", "what is wrong", "what to do"], left.iter().map(row).collect()))?;
         }
-        let repairable = left.iter().filter(|f| f.is_mendable()).count();
+        let repairable = left.iter().filter(|f| f.is_repairable()).count();
         match left.len() {
             0 => line(format!("{checked} sessions checked, no findings"))?,
             n => line(format!("{checked} sessions, {n} findings"))?,

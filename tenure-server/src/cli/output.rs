@@ -115,7 +115,7 @@ pub fn number(entry: &Value) -> u64 {
 }
 
 /// Renders a message of a session.
-pub fn said(entry: &Value) -> String {
+pub fn format_message(entry: &Value) -> String {
     let message = &entry["message"];
     let mut header = format!("[{}] {}", number(entry), field(message, "role"));
     if let Some(id) = message["tool_call_id"].as_str() {
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(brief("one\n\n two\tthree", 9), "one two …");
         let evil =
             json!({"position": 1, "message": {"role": "tool", "tool_call_id": "\x1b]0;x\x07", "content": "\x1b[31m"}});
-        assert!(!said(&evil).contains('\x1b'));
+        assert!(!format_message(&evil).contains('\x1b'));
     }
 
     #[test]

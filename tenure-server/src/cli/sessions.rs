@@ -155,7 +155,7 @@ impl SessionsCommand {
             Self::Import(args) => return transfer::import(&client, &args, json).await,
             Self::Fork { id, at, new } => fork(&client, &id, at.as_deref(), new, json).await?,
             Self::Rewind { id, place: position, workspace } => {
-                let mut body = place(&position)?;
+                let mut body = parse_position(&position)?;
                 if workspace {
                     body["workspace"] = true.into();
                 }
@@ -261,7 +261,7 @@ async fn show(client: &ApiClient, id_part: &str, last: Option<usize>, json: bool
     }
     for message in session["messages"].as_array().into_iter().flatten() {
         text.push('\n');
-        text.push_str(&output::said(message));
+        text.push_str(&output::format_message(message));
     }
     let checkpoints = session["checkpoints"].as_array().map(Vec::as_slice).unwrap_or_default();
     if !checkpoints.is_empty() {
@@ -280,7 +280,7 @@ pub fn checkpoints_table(checkpoints: &[Value]) -> String {
 }
 
 /// Parses a position as written on the command line: a number of messages, `turn:N`, or a checkpoint's label.
-pub fn place(text: &str) -> anyhow::Result<Value> {
+pub fn parse_position(text: &str) -> anyhow::Result<Value> {
     let number = |n: &str| n.parse::<u64>().with_context(|| format!("{n:?} is not a number"));
     Ok(match text.split_once(':') {
         Some(("turn", n)) => json!({"turn": number(n)?}),
@@ -321,7 +321,7 @@ pub async fn fork_at(
     position: Option<&str>,
     new: Option<String>,
 ) -> anyhow::Result<Value> {
-    let mut body = position.map_or_else(|| Ok(json!({})), place)?;
+    let mut body = position.map_or_else(|| Ok(json!({})), parse_position)?;
     if let Some(new) = new {
         body["id"] = json!(new);
     }
@@ -449,9 +449,9 @@ mod tests {
         let cases =
             [("3", json!({"position": 3})), ("turn:2", json!({"turn": 2})), ("turn-2", json!({"label": "turn-2"}))];
         for (text, want) in cases {
-            assert_eq!(place(text).unwrap(), want);
+            assert_eq!(parse_position(text).unwrap(), want);
         }
-        assert_eq!(place("label:3").unwrap(), json!({"label": "3"}));
-        assert!(place("turn:x").is_err());
+        assert_eq!(parse_position("label:3").unwrap(), json!({"label": "3"}));
+        assert!(parse_position("turn:x").is_err());
     }
 }

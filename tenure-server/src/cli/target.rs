@@ -2,7 +2,7 @@
 
 use super::client::ApiClient;
 use crate::app::{App, AppState};
-use crate::auth::SYSTEM;
+use crate::auth::SYSTEM_TENANT;
 use crate::config::{self, Config, OnExpire};
 use crate::embed::EmbeddingSource;
 use anyhow::{anyhow, bail};
@@ -38,8 +38,8 @@ fn user(name: &str) -> Result<User, tenure::InvalidName> {
 }
 
 fn tenant(name: &str) -> Result<Tenant, String> {
-    if name == SYSTEM {
-        Err(format!("{SYSTEM} is not for anybody; choose another name"))
+    if name == SYSTEM_TENANT {
+        Err(format!("{SYSTEM_TENANT} is not for anybody; choose another name"))
     } else {
         Tenant::new(name).map_err(|e| e.to_string())
     }
@@ -70,7 +70,7 @@ impl TargetArgs {
 
     /// Creates a client of the named server, or of the store if no server is named.
     pub async fn client(&self, needs: Needs) -> anyhow::Result<ApiClient> {
-        let (server, key) = config::remote();
+        let (server, key) = config::remote_from_environment();
         let server = self.server.clone().or(server.filter(|_| self.store.is_none()));
         let user = self.user.clone();
         let Some(server) = server else {
@@ -86,7 +86,7 @@ impl TargetArgs {
 
     /// Opens the store itself, for operations that only an operator with direct access may do. Refused with
     /// `--server`.
-    pub async fn house(&self, needs: Needs) -> anyhow::Result<AppState> {
+    pub async fn open_store(&self, needs: Needs) -> anyhow::Result<AppState> {
         if self.server.is_some() {
             bail!("this command needs direct access to the store: run it with --store URL instead of --server");
         }
@@ -119,7 +119,7 @@ impl TargetArgs {
             }
             e => e.into(),
         })?;
-        let app = App::on(tenure, config)?;
+        let app = App::with_tenure(tenure, config)?;
         if needs == Needs::Hooks {
             app.transcripts.check()?;
         }

@@ -23,7 +23,7 @@ pub enum TerminalEvent {
     /// A line, or several joined by continuation.
     Line(String),
     /// Ctrl-C: the typed text is discarded.
-    Nothing,
+    Interrupted,
     /// The end of the input.
     End,
 }
@@ -57,7 +57,7 @@ impl LineInput {
         tokio::task::block_in_place(|| match self {
             Self::Terminal(editor) => Ok(match editor.read_line(&PromptAnswer(prompt))? {
                 Signal::Success(line) => TerminalEvent::Line(line.replace("\\\n", "\n").replace("\\\r\n", "\n")),
-                Signal::CtrlC => TerminalEvent::Nothing,
+                Signal::CtrlC => TerminalEvent::Interrupted,
                 _ => TerminalEvent::End,
             }),
             Self::Lines(lines) => {

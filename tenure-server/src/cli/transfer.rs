@@ -90,7 +90,7 @@ pub async fn export(client: &ApiClient, args: &ExportArgs) -> anyhow::Result<Exi
             Some(file) => report_skipped(save(client, &path, file).await?.as_deref()),
             None => {
                 let answer = client.send(Method::GET, &path, None).await?;
-                report_skipped(answer.left_out.as_deref());
+                report_skipped(answer.skipped.as_deref());
                 let mut text = answer.text().await?;
                 if !text.ends_with('\n') {
                     text.push('\n');
@@ -154,7 +154,7 @@ async fn save(client: &ApiClient, path: &str, file: &Path) -> anyhow::Result<Opt
         out.write_all(&bytes?).with_context(write_error)?;
     }
     out.sync_all().and_then(|()| fs::rename(&part, file)).with_context(write_error)?;
-    Ok(answer.left_out)
+    Ok(answer.skipped)
 }
 
 /// Progress of an import.
@@ -260,7 +260,7 @@ async fn put(
     bar: &ProgressBar,
     json: bool,
 ) -> anyhow::Result<()> {
-    let ImportedSession { format, mut export, left_out } = imported;
+    let ImportedSession { format, mut export, skipped: left_out } = imported;
     // The session has been converted to our own format.
     export.tenure = EXPORT_FORMAT;
     let id = id.map(|id| ("id", id.as_str()));
@@ -273,7 +273,7 @@ async fn put(
     };
     let server_skipped = answer["left_out"].as_array_mut().map(std::mem::take).unwrap_or_default();
     let duplicates = answer["duplicate_of"].as_array_mut().map(std::mem::take).unwrap_or_default();
-    let client_skipped = left_out.iter().map(|l| json!({"place": l.place, "why": l.why}));
+    let client_skipped = left_out.iter().map(|l| json!({"place": l.location, "why": l.reason}));
     let mut lines = Vec::new();
     for session in &sessions {
         let id = field(session, "id");

@@ -68,7 +68,7 @@ pub enum EmbeddingBackend<'a> {
 
 impl Embeddings {
     /// Returns the configured source of embeddings. `base_url` takes precedence over `model`.
-    pub fn which(&self) -> EmbeddingBackend<'_> {
+    pub fn backend(&self) -> EmbeddingBackend<'_> {
         match (&self.base_url, self.model.as_str()) {
             (Some(url), _) => EmbeddingBackend::Server(url),
             (None, "local") => EmbeddingBackend::Local(Path::new(&self.path)),
@@ -79,7 +79,7 @@ impl Embeddings {
     /// The embeddings server as a `ModelConfig`, so that it shares the model client. Fails if `base_url` is not
     /// set.
     pub fn server(&self) -> anyhow::Result<ModelConfig> {
-        let EmbeddingBackend::Server(url) = self.which() else { bail!("embeddings.base_url is not set") };
+        let EmbeddingBackend::Server(url) = self.backend() else { bail!("embeddings.base_url is not set") };
         Ok(ModelConfig {
             name: self.model.clone(),
             base_url: url.to_owned(),
@@ -96,7 +96,7 @@ impl Embeddings {
 
     /// Returns a copy with secrets redacted, for printing.
     #[must_use]
-    pub fn hidden(&self) -> Self {
+    pub fn redacted(&self) -> Self {
         let api_key = self.api_key.as_ref().map(|_| "***".to_owned());
         Self { api_key, base_url: self.base_url.as_deref().map(tenure::store::redacted), ..self.clone() }
     }
@@ -163,7 +163,7 @@ mod tests {
     fn secrets_are_not_printed() {
         let text = "embeddings: {model: m, base_url: 'http://me:hush@x/v1', api_key: hush, dimensions: 256}";
         let config = Config::parse(text).unwrap();
-        let shown = config.shown().unwrap();
+        let shown = config.to_redacted_yaml().unwrap();
         assert!(!shown.contains("hush") && shown.contains("me:***@x"), "{shown}");
         assert_eq!(Config::parse(&shown).unwrap().embeddings.dimensions, Some(256));
     }

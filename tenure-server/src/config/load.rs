@@ -127,7 +127,7 @@ mod tests {
         let config = Config::from_tree(tree).unwrap();
         assert_eq!(config.transcripts.dir, "memory:");
         assert_eq!((config.limits.max_page, config.sessions.ttl), (7, "2h".parse().unwrap()));
-        let shown = config.shown().unwrap();
+        let shown = config.to_redacted_yaml().unwrap();
         assert!(!shown.contains("secret") && shown.contains("me:***@db"), "{shown}");
         assert_eq!(Config::parse(&shown).unwrap().sessions, config.sessions);
     }
@@ -146,7 +146,7 @@ mod tests {
         }
         let config = Config::parse("redaction: [{name: email, pattern: '\\S+@\\S+'}]").unwrap();
         assert_eq!(config.options().redaction.apply("to a@b").0, "to [redacted: email]");
-        assert_eq!(Config::parse(&config.shown().unwrap()).unwrap().redaction, config.redaction);
+        assert_eq!(Config::parse(&config.to_redacted_yaml().unwrap()).unwrap().redaction, config.redaction);
     }
 
     #[test]

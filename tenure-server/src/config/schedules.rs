@@ -85,7 +85,7 @@ fn compile_one(schedule: &Schedule, assistants: &[Assistant]) -> anyhow::Result<
     let principal = Principal {
         tenant: Tenant::new(&schedule.tenant)?,
         user: User::new(&schedule.user)?,
-        reach: AccessScope::Own,
+        scope: AccessScope::Own,
         quota: None,
     };
     let session = schedule.session.as_ref().map(SessionId::new).transpose().context("session")?;

@@ -175,7 +175,7 @@ fn check_source(key_path: &str, source: &ToolSource) -> anyhow::Result<()> {
 }
 
 /// Redacts the secrets in an assistant's tools, for printing.
-pub(super) fn hide(assistant: &mut Assistant) {
+pub(super) fn redact_secrets(assistant: &mut Assistant) {
     let hide_all = |secrets: &mut BTreeMap<String, Secret>| {
         for secret in secrets.values_mut() {
             if let Secret::Text(text) = secret {
@@ -200,7 +200,7 @@ pub(super) fn hide(assistant: &mut Assistant) {
 }
 
 /// Resolves secrets to their values, from the file or the environment. Fails if an environment variable is not set.
-pub fn reveal(secrets: &BTreeMap<String, Secret>) -> anyhow::Result<Vec<(String, String)>> {
+pub fn resolve_secrets(secrets: &BTreeMap<String, Secret>) -> anyhow::Result<Vec<(String, String)>> {
     let resolve = |(name, secret): (&String, &Secret)| match secret {
         Secret::Text(text) => Ok((name.clone(), text.clone())),
         Secret::Env(variable) => match std::env::var(&variable.env) {
@@ -212,7 +212,7 @@ pub fn reveal(secrets: &BTreeMap<String, Secret>) -> anyhow::Result<Vec<(String,
 }
 
 /// The environment that the program of an MCP server inherits (D-060).
-pub fn harmless() -> Vec<(&'static str, std::ffi::OsString)> {
+pub fn inherited_environment() -> Vec<(&'static str, std::ffi::OsString)> {
     INHERITED_VARIABLES.iter().filter_map(|name| Some((*name, std::env::var_os(name)?))).collect()
 }
 
@@ -283,7 +283,7 @@ mod tests {
     fn secrets_are_not_printed() {
         let text = "assistants: [{name: a, tools: [python, {mcp: {command: x, env: {A: hush, B: {env: NAME}}}}, {mcp: {url: 'http://me:hush@x', headers: {A: hush}}}, {http: {name: t, description: d, url: 'http://me:hush@x/', headers: {A: hush}}}]}]";
         let config = Config::parse(text).unwrap();
-        let shown = config.shown().unwrap();
+        let shown = config.to_redacted_yaml().unwrap();
         assert!(!shown.contains("hush") && shown.contains("NAME"), "{shown}");
         assert_eq!(Config::parse(&shown).unwrap().assistants[0].tools.len(), 4);
         assert!(!format!("{:?}", config.assistants[0].tools[1]).contains("hush"));

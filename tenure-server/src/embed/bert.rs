@@ -100,12 +100,12 @@ impl Bert {
     }
 
     /// Returns the size of the vocabulary.
-    pub fn words(&self) -> usize {
+    pub fn vocabulary_size(&self) -> usize {
         self.word_embeddings.nrows()
     }
 
     /// Returns the maximum number of tokens of a text.
-    pub fn places(&self) -> usize {
+    pub fn max_positions(&self) -> usize {
         self.position_embeddings.nrows()
     }
 
@@ -115,7 +115,7 @@ impl Bert {
     }
 
     /// Computes the embedding of a text: the mean over its tokens. `ids` must contain at least one token and at
-    /// most [`Bert::places`], each less than [`Bert::words`].
+    /// most [`Bert::max_positions`], each less than [`Bert::vocabulary_size`].
     pub fn vector(&self, ids: &[u32]) -> Vec<f32> {
         let mut x = self.position_embeddings.slice_axis(Axis(0), Slice::from(..ids.len())).to_owned();
         for (mut row, id) in x.rows_mut().into_iter().zip(ids) {

@@ -1,7 +1,7 @@
 //! An embedding model that runs in this process.
 
 use super::bert::Bert;
-use super::vector::unit;
+use super::vector::normalize;
 use super::weights::Weights;
 use super::wordpiece::TokenIds;
 use crate::config::embeddings::LOCAL_MODEL_NAME;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 
 /// The BLAKE3 hash of the files of [`LOCAL_MODEL_NAME`].
-pub const HASH: &str = "82c66dfde10c549afadc56acc32690697f091ab9923c65438ed6dfaaa37f03de";
+pub const LOCAL_MODEL_HASH: &str = "82c66dfde10c549afadc56acc32690697f091ab9923c65438ed6dfaaa37f03de";
 
 /// The files of a model. Of the two tokenizer formats, `tokenizer.json` takes precedence over `vocab.txt`.
 const FILES: [&str; 4] = ["config.json", "tokenizer.json", "vocab.txt", "model.safetensors"];
@@ -59,14 +59,17 @@ impl LocalModel {
         check_pooling(read(dir, "1_Pooling/config.json")?)?;
         let invalid_weights = |e| anyhow!("model.safetensors: {e}");
         let bert = Bert::new(&config, &Weights::parse(&weights).map_err(invalid_weights)?).map_err(invalid_weights)?;
-        if tokens.largest() >= bert.words() {
+        if tokens.largest() >= bert.vocabulary_size() {
             bail!("the tokenizer has token ids beyond the vocabulary of the weights");
         }
-        let model_hash = hash([&config, &text, &weights].map(|file| &file[..]));
+        let model_hash = hash_model_files([&config, &text, &weights].map(|file| &file[..]));
         // Vectors with different model names are never compared, so a different model must get a different name
         // (D-080).
-        let name =
-            if model_hash == HASH { LOCAL_MODEL_NAME.to_owned() } else { format!("local-{}", &model_hash[..12]) };
+        let name = if model_hash == LOCAL_MODEL_HASH {
+            LOCAL_MODEL_NAME.to_owned()
+        } else {
+            format!("local-{}", &model_hash[..12])
+        };
         let bytes = config.len() + text.len() + weights.len();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self { name, bytes, model: Arc::new((tokens, bert)), permits: Semaphore::new(cores) })
@@ -99,9 +102,9 @@ impl LocalModel {
             let _permit = self.permits.acquire().await.map_err(|e| e.to_string())?;
             let work = move || -> Vec<(Vec<f32>, usize)> {
                 let (tokens, bert) = &*model;
-                let max = MAX_TOKENS.min(bert.places());
+                let max = MAX_TOKENS.min(bert.max_positions());
                 let ids = batch.iter().map(|text| tokens.encode(text, max));
-                ids.map(|ids| (unit(bert.vector(&ids)), ids.len())).collect()
+                ids.map(|ids| (normalize(bert.vector(&ids)), ids.len())).collect()
             };
             for (vector, token_count) in tokio::task::spawn_blocking(work).await.map_err(|e| e.to_string())? {
                 vectors.push(vector);
@@ -113,7 +116,7 @@ impl LocalModel {
 }
 
 /// Computes the BLAKE3 hash of a model's files: configuration, tokenizer, weights.
-pub fn hash(files: [&[u8]; 3]) -> String {
+pub fn hash_model_files(files: [&[u8]; 3]) -> String {
     let mut hasher = blake3::Hasher::new();
     for file in files {
         hasher.update(&(file.len() as u64).to_le_bytes()).update(file);

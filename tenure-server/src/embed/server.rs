@@ -1,6 +1,6 @@
 //! Client of an embedding server.
 
-use super::vector::unit;
+use super::vector::normalize;
 use crate::config::embeddings::Embeddings;
 use crate::llm::upstream::Upstream;
 use serde::Deserialize;
@@ -76,7 +76,7 @@ impl EmbeddingServer {
         for Embedding { index, embedding } in response.data {
             let slot = vectors.get_mut(index).filter(|slot| slot.is_empty());
             *slot.ok_or_else(|| invalid_response(&format!("unexpected or duplicate embedding for text {index}")))? =
-                unit(embedding);
+                normalize(embedding);
         }
         let length = self.dimensions.unwrap_or(vectors.first().map_or(0, Vec::len));
         match vectors.iter().find(|v| v.len() != length || v.is_empty()) {

@@ -21,7 +21,7 @@ pub enum EmbeddingSource {
 impl EmbeddingSource {
     /// Opens the configured backend. A local model is loaded and validated now; a server is contacted on first use.
     pub async fn open(config: &Embeddings) -> anyhow::Result<Self> {
-        Ok(match config.which() {
+        Ok(match config.backend() {
             EmbeddingBackend::None => Self::None,
             EmbeddingBackend::Local(path) => {
                 let path = path.to_owned();

@@ -127,7 +127,7 @@ fn refuse_declared(app: &App, name: &str) -> ApiResult<()> {
     responses((status = 200, description = "All of them", body = AssistantList), Asking)
 )]
 pub async fn list(State(app): State<AppState>, caller: Caller) -> ApiResult<Json<AssistantList>> {
-    let all = app.tenure.assistants(&caller.reads()?).await?;
+    let all = app.tenure.assistants(&caller.authorize_read()?).await?;
     let data = all.iter().map(|a| view(&app, Assistant::clone(a))).collect();
     Ok(Json(AssistantList { object: "list", data, next_cursor: None }))
 }
@@ -145,7 +145,7 @@ pub async fn create(
     caller: Caller,
     JsonBytes(body): JsonBytes,
 ) -> ApiResult<(StatusCode, Json<AssistantView>)> {
-    let principal = caller.administers_tenant()?;
+    let principal = caller.authorize_tenant_admin()?;
     let assistant: Assistant = parse_object(&body)?;
     refuse_declared(&app, &assistant.name)?;
     if !app.tenure.create_assistant(&principal, assistant.clone()).await? {
@@ -162,7 +162,7 @@ pub async fn create(
     responses((status = 200, description = "The assistant", body = AssistantView), Finding)
 )]
 pub async fn get(State(app): State<AppState>, caller: Caller, path: PathParams) -> ApiResult<Json<AssistantView>> {
-    let principal = caller.reads()?;
+    let principal = caller.authorize_read()?;
     let name = path.get("name")?;
     match app.tenure.assistant(&principal, name).await? {
         Some(assistant) => Ok(Json(view(&app, Assistant::clone(&assistant)))),
@@ -189,7 +189,7 @@ pub async fn put(
     path: PathParams,
     JsonBytes(body): JsonBytes,
 ) -> ApiResult<(StatusCode, Json<AssistantView>)> {
-    let principal = caller.administers_tenant()?;
+    let principal = caller.authorize_tenant_admin()?;
     let name = path.get("name")?;
     let mut fields: RawObject = parse(&body)?;
     if fields.get("name").is_none() {
@@ -221,7 +221,7 @@ pub async fn delete(
     caller: Caller,
     path: PathParams,
 ) -> ApiResult<Json<AssistantDeleted>> {
-    let principal = caller.administers_tenant()?;
+    let principal = caller.authorize_tenant_admin()?;
     let name = path.get("name")?;
     refuse_declared(&app, name)?;
     if !app.tenure.remove_assistant(&principal, name).await? {

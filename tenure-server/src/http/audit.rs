@@ -92,7 +92,8 @@ pub struct BrokenView {
     /// The record.
     seq: u64,
     /// The error found there.
-    why: String,
+    #[serde(rename = "why")]
+    reason: String,
 }
 
 /// The audit trail of a session
@@ -108,12 +109,12 @@ pub async fn session(
     caller: Caller,
     SessionPath(id): SessionPath,
 ) -> ApiResult<Json<AuditView>> {
-    let principal = caller.reads()?;
+    let principal = caller.authorize_read()?;
     let trail = app.tenure.browsing(&principal).audit(&principal, &id).await?;
     Ok(Json(AuditView {
         session_id: id.to_string(),
         verified: trail.broken.is_none(),
-        broken: trail.broken.map(|(seq, reason)| BrokenView { seq, why: reason }),
+        broken: trail.broken.map(|(seq, reason)| BrokenView { seq, reason }),
         decisions: trail.decisions.into_iter().map(AuditedView::from).collect(),
     }))
 }
@@ -144,9 +145,10 @@ const COLUMNS: &str =
     )
 )]
 pub async fn export(State(app): State<AppState>, caller: Caller, mut params: StrictQuery) -> ApiResult<Response> {
-    let principal = caller.administers()?;
+    let principal = caller.authorize_admin()?;
     let time = "an RFC 3339 time such as 2026-01-31T12:00:00Z";
-    let range = AuditRange { from: params.read::<Timestamp>("from", time)?, to: params.read::<Timestamp>("to", time)? };
+    let range =
+        AuditRange { from: params.parse::<Timestamp>("from", time)?, to: params.parse::<Timestamp>("to", time)? };
     let form = match params.one("format")?.as_deref() {
         None | Some("jsonl") => AuditForm::Jsonl,
         Some("csv") => AuditForm::Csv,
@@ -154,7 +156,7 @@ pub async fn export(State(app): State<AppState>, caller: Caller, mut params: Str
             return Err(ApiError::invalid("format", format!("{other} is not jsonl or csv", other = excerpt(other))));
         }
     };
-    params.end()?;
+    params.reject_unknown()?;
     let mut export = app.tenure.browsing(&principal).audit_export(&principal, range);
     // Read before the response starts, so that an unavailable store yields an error response instead of a
     // truncated stream.

@@ -36,7 +36,7 @@ pub async fn read(request: Request, app: &AppState) -> Result<Bytes, ApiError> {
     let connection = request.extensions().get::<Arc<Connection>>().cloned();
     let result = receive(request, app).await;
     if let (Err(_), Some(connection)) = (&result, connection) {
-        connection.leaves_unread();
+        connection.mark_unread();
     }
     result
 }
@@ -49,7 +49,7 @@ async fn receive(request: Request, app: &AppState) -> Result<Bytes, ApiError> {
         Some(caller) => caller.clone(),
         None => authenticate(&mut parts, app).await?,
     };
-    let mut reservation = app.bodies.reserve(caller.budget_owner());
+    let mut reservation = app.body_budget.reserve(caller.budget_owner());
     let declared_length = content_length(&parts.headers);
     let too_large = || {
         let message = format!("the body is larger than `max_body_bytes` ({max}); send less, or raise the limit");

@@ -25,7 +25,7 @@ pub async fn authenticate(parts: &mut Parts, app: &AppState) -> Result<Caller, A
         app.tasks.spawn(async move { state.keys.record_use(&id).await });
     }
     if let Some(connection) = parts.extensions.get::<Arc<Connection>>() {
-        connection.authenticated();
+        connection.mark_authenticated();
     }
     // `body::read` takes the caller from here: the budget for request bodies is per principal.
     parts.extensions.insert(caller.clone());

@@ -17,17 +17,18 @@ use axum::response::{IntoResponse, Response};
 use client::ChatConnection;
 use futures_util::stream;
 pub use request::ChatRequest;
-use request::{TurnInput, understand};
+use request::{TurnInput, parse_request};
 pub use response::ChatResponse;
 use response::{
-    as_chunk, event, event_stream, json_response, stream_out, stream_queued, told, whole, with_ids, with_session,
+    as_chunk, complete_response, error_json, event, event_stream, json_response, stream_out, stream_queued, with_ids,
+    with_session,
 };
 use std::sync::Arc;
 use tenure::{ModelChunk, ModelError, Prompt};
 use tokio::sync::Notify;
 use tracing::Instrument;
-pub(super) use turn::MAX_PIECES;
-use turn::{TurnEvents, report, take_turn};
+pub(super) use turn::MAX_BUFFERED_EVENTS;
+use turn::{TurnEvents, execute_turn, turn_channels};
 
 /// Answer a conversation
 ///
@@ -66,18 +67,18 @@ pub async fn complete(
     headers: HeaderMap,
     raw: JsonBytes,
 ) -> ApiResult<Response> {
-    let mut request = understand(&app, &caller, &headers, &raw.0).await?;
-    if !request.keep {
+    let mut request = parse_request(&app, &caller, &headers, &raw.0).await?;
+    if !request.store {
         return answer_without_storing(&app, request).await;
     }
     let stream = request.stream;
-    let session_id = request.ask.session.clone();
+    let session_id = request.turn_request.session.clone();
     let queued = Arc::new(Notify::new());
     // The response to a repeated idempotency key is byte-identical (D-047), so no queue comment may precede it.
-    request.ask.queued = request.ask.idempotency.is_none().then(|| queued.clone());
-    let connection = ChatConnection::new(app.clone(), request.who.clone());
-    let (reporter, TurnEvents { mut started, heard: mut events, ended }) = report();
-    let turn = take_turn(app.clone(), request, connection.client(), reporter);
+    request.turn_request.queued = request.turn_request.idempotency.is_none().then(|| queued.clone());
+    let connection = ChatConnection::new(app.clone(), request.principal.clone());
+    let (reporter, TurnEvents { mut started, mut events, ended }) = turn_channels();
+    let turn = execute_turn(app.clone(), request, connection.client(), reporter);
     // A disconnect does not cancel the turn, unless `on_disconnect` requests it (D-049).
     let mut turn = DetachOnDrop::new(app.tasks.clone(), turn.instrument(tracing::Span::current()));
     let no_result = || {
@@ -113,9 +114,9 @@ pub async fn complete(
         Some(first) => stream_out(connection, started, first, events, ended),
         None => {
             let outcome = turn.until(ended).await.map_err(|_| no_result())?;
-            connection.answered();
+            connection.mark_answered();
             match outcome {
-                Ok((outcome, notice)) => whole(&app, &started, &outcome, notice.as_deref(), stream),
+                Ok((outcome, notice)) => complete_response(&app, &started, &outcome, notice.as_deref(), stream),
                 Err(e) => ApiError::from(e).into_response(),
             }
         }
@@ -126,26 +127,26 @@ pub async fn complete(
 /// Answers a request with `store: false`: the model is shown the prompt that the session would produce, and
 /// nothing is stored.
 async fn answer_without_storing(app: &AppState, request: TurnInput) -> ApiResult<Response> {
-    let messages = app.tenure.preview(&request.who, &request.ask).await?;
+    let messages = app.tenure.preview(&request.principal, &request.turn_request).await?;
     let prompt = Prompt { messages, options: request.options, stream: request.stream };
     let mut chunks = request.model.ask(prompt).await?;
     use futures_util::StreamExt;
-    let mut answer = tenure::ModelAnswer::limited(app.tenure.limits().max_message_bytes);
+    let mut answer = tenure::ModelAnswer::with_max_bytes(app.tenure.limits().max_message_bytes);
     let Some(first) = chunks.next().await.transpose()? else {
-        return Err(ModelError::Broken { why: "the answer ended without any content".to_owned() }.into());
+        return Err(ModelError::Broken { reason: "the answer ended without any content".to_owned() }.into());
     };
-    answer.take(&first)?;
+    answer.add_chunk(&first)?;
     let first = match (first, request.stream) {
-        (ModelChunk::Whole(body), false) => return Ok(json_response(body)),
-        (ModelChunk::Whole(body), true) => as_chunk(&body),
+        (ModelChunk::Complete(body), false) => return Ok(json_response(body)),
+        (ModelChunk::Complete(body), true) => as_chunk(&body),
         (ModelChunk::Chunk(chunk), _) => chunk,
     };
     let rest = stream::unfold(Some((chunks, answer)), move |state| async move {
         let (mut chunks, mut answer) = state?;
-        let chunk = chunks.next().await.map(|c| c.and_then(|c| answer.take(&c).map(|()| c)));
+        let chunk = chunks.next().await.map(|c| c.and_then(|c| answer.add_chunk(&c).map(|()| c)));
         Some(match chunk {
-            Some(Ok(ModelChunk::Chunk(chunk) | ModelChunk::Whole(chunk))) => (event(&chunk), Some((chunks, answer))),
-            Some(Err(e)) => (event(&told(e.into())), None),
+            Some(Ok(ModelChunk::Chunk(chunk) | ModelChunk::Complete(chunk))) => (event(&chunk), Some((chunks, answer))),
+            Some(Err(e)) => (event(&error_json(e.into())), None),
             None => (event("[DONE]"), None),
         })
     });

@@ -107,7 +107,7 @@ pub async fn list(
     caller: Caller,
     SessionPath(id): SessionPath,
 ) -> ApiResult<Json<CheckpointList>> {
-    let principal = caller.reads()?;
+    let principal = caller.authorize_read()?;
     let all = app.tenure.browsing(&principal).checkpoints(&principal, &id).await?;
     let data = all.iter().map(CheckpointView::from).collect();
     Ok(Json(CheckpointList { object: "list", data, next_cursor: None }))
@@ -130,11 +130,11 @@ pub async fn create(
     if_match: IfMatch,
     JsonBody(body): JsonBody<NewCheckpoint>,
 ) -> ApiResult<Response> {
-    let principal = caller.writes()?;
+    let principal = caller.authorize_write()?;
     let label = body.label.map(CheckpointLabel::new).transpose()?;
     let checkpoint =
-        if_match.on(&app.tenure).checkpoint(&principal, &id, label).await.map_err(|e| if_match.error(e))?;
-    Ok(view::json(StatusCode::CREATED, Some(checkpoint.seq), view::text(&CheckpointView::from(&checkpoint))))
+        if_match.apply_to(&app.tenure).checkpoint(&principal, &id, label).await.map_err(|e| if_match.error(e))?;
+    Ok(view::json(StatusCode::CREATED, Some(checkpoint.seq), view::to_json(&CheckpointView::from(&checkpoint))))
 }
 
 /// A checkpoint with the whole state there
@@ -154,11 +154,11 @@ pub async fn get(
     SessionPath(id): SessionPath,
     path: PathParams,
 ) -> ApiResult<Response> {
-    let principal = caller.reads()?;
+    let principal = caller.authorize_read()?;
     let label = path.get("place")?;
     let position = label.bytes().all(|b| b.is_ascii_digit()).then(|| label.parse().unwrap_or(usize::MAX));
     let tenure = app.tenure.browsing(&principal);
-    let lookup = tenure.view(&principal, &id, |session| {
+    let lookup = tenure.with_session(&principal, &id, |session| {
         let matches = |c: &&tenure::Checkpoint| match position {
             Some(position) => c.position == position,
             None => c.label.as_str() == label,
@@ -167,10 +167,10 @@ pub async fn get(
     });
     let Some((seq, checkpoint)) = lookup.await? else {
         let description = format!("checkpoint {}", excerpt(label));
-        return Err(Error::NoSuchPoint { session_id: id, what: description }.into());
+        return Err(Error::NoSuchPoint { session_id: id, point: description }.into());
     };
     let session = tenure.state_at(&principal, &id, &checkpoint).await?;
-    Ok(view::json(StatusCode::OK, Some(seq), view::state(&checkpoint, &session)))
+    Ok(view::json(StatusCode::OK, Some(seq), view::checkpoint_state(&checkpoint, &session)))
 }
 
 /// Rewind a session
@@ -193,7 +193,7 @@ pub async fn rewind(
     if_match: IfMatch,
     JsonBody(body): JsonBody<RewindBody>,
 ) -> ApiResult<Response> {
-    let principal = caller.writes()?;
+    let principal = caller.authorize_write()?;
     let RewindBody { label, position, turn, workspace } = body;
     let Some(to) = parse_point(PlaceBody { label, position, turn })? else {
         return Err(ApiError::invalid("body", "send one of `label`, `position` and `turn`"));
@@ -204,9 +204,9 @@ pub async fn rewind(
         SessionError::Store(e) => if_match.error(e),
         other => other.into(),
     })?;
-    let workspace = restored.map(|r| WorkspaceView { commit: r.commit, saved: r.saved });
+    let workspace = restored.map(|r| WorkspaceView { commit: r.commit, saved: r.saved_commit });
     let view = RewindView { seq: rewound.seq, position: rewound.position, discarded: rewound.discarded, workspace };
-    Ok(view::json(StatusCode::OK, Some(rewound.seq), view::text(&view)))
+    Ok(view::json(StatusCode::OK, Some(rewound.seq), view::to_json(&view)))
 }
 
 /// Fork a session
@@ -228,10 +228,10 @@ pub async fn fork(
     if_match: IfMatch,
     JsonBody(body): JsonBody<ForkBody>,
 ) -> ApiResult<Response> {
-    let principal = caller.writes()?;
+    let principal = caller.authorize_write()?;
     let ForkBody { id: new, label, position, turn } = body;
     let point = parse_point(PlaceBody { label, position, turn })?.unwrap_or(Point::End);
     let new = new.map(SessionId::new).transpose()?;
-    let head = if_match.on(&app.tenure).fork(&principal, &id, point, new).await.map_err(|e| if_match.error(e))?;
+    let head = if_match.apply_to(&app.tenure).fork(&principal, &id, point, new).await.map_err(|e| if_match.error(e))?;
     Ok(view::session(StatusCode::CREATED, &head))
 }

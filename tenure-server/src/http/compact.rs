@@ -63,7 +63,7 @@ pub async fn compact(
     SessionPath(id): SessionPath,
     JsonBody(body): JsonBody<CompactBody>,
 ) -> ApiResult<Response> {
-    let principal = caller.writes()?;
+    let principal = caller.authorize_write()?;
     let name = summary_model(&app, &principal, &id, body.model).await?;
     let Some(model) = app.models.get(&name) else {
         let message = format!("there is no model {name:?}; GET /v1/models lists them");
@@ -73,7 +73,7 @@ pub async fn compact(
     let compacted = app.tenure.compact(&principal, &id, &*model, options(&name), keep_turns).await?;
     let summary = compacted.summary.as_ref().map(SummaryView::from);
     let view = CompactView { session_id: id.to_string(), seq: compacted.seq, compacted: compacted.messages, summary };
-    Ok(view::json(StatusCode::OK, Some(compacted.seq), view::text(&view)))
+    Ok(view::json(StatusCode::OK, Some(compacted.seq), view::to_json(&view)))
 }
 
 /// Chooses the model that writes a session's summary: the requested one, else the one of the compaction policy,
@@ -84,7 +84,7 @@ async fn summary_model(
     id: &SessionId,
     requested: Option<String>,
 ) -> ApiResult<String> {
-    let head = app.tenure.live(principal, id).await?;
+    let head = app.tenure.get_live_head(principal, id).await?;
     let policy = app.tenure.policy(&principal.tenant, head.assistant.as_deref()).compact;
     let name = match (requested, policy) {
         (Some(name), _) | (None, CompactionPolicy::With(name)) => Some(name),
@@ -110,7 +110,7 @@ pub async fn uncompact(
     SessionPath(id): SessionPath,
     if_match: IfMatch,
 ) -> ApiResult<Response> {
-    let principal = caller.writes()?;
-    let head = if_match.on(&app.tenure).uncompact(&principal, &id).await.map_err(|e| if_match.error(e))?;
+    let principal = caller.authorize_write()?;
+    let head = if_match.apply_to(&app.tenure).uncompact(&principal, &id).await.map_err(|e| if_match.error(e))?;
     Ok(view::session(StatusCode::OK, &head))
 }

@@ -21,9 +21,9 @@ impl From<WorkspaceError> for ApiError {
     fn from(e: WorkspaceError) -> Self {
         let message = e.to_string();
         match e {
-            WorkspaceError::Name(_) => Self::invalid(format!("metadata.{METADATA_KEY}"), message),
+            WorkspaceError::InvalidName(_) => Self::invalid(format!("metadata.{METADATA_KEY}"), message),
             WorkspaceError::Disabled | WorkspaceError::Unnamed(_) => Self::invalid(METADATA_KEY, message),
-            WorkspaceError::NotKept(_) => {
+            WorkspaceError::NotCommitted(_) => {
                 Self::new(StatusCode::CONFLICT, "workspace_not_kept", message).with_param(METADATA_KEY)
             }
             WorkspaceError::Busy => Self::new(StatusCode::CONFLICT, "workspace_busy", message).with_param(METADATA_KEY),

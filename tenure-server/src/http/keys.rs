@@ -126,7 +126,7 @@ fn administers(caller: &Caller, tenant: &tenure::Tenant, key: &ApiKey) -> bool {
 
 /// Looks up the key that a path names. Keys that the caller may not administer are reported as not found.
 async fn find(app: &AppState, caller: &Caller, path: &PathParams) -> ApiResult<ApiKey> {
-    let principal = caller.administers()?;
+    let principal = caller.authorize_admin()?;
     let id = path.get("id")?;
     let key = app.keys.get(id).await?.filter(|key| administers(caller, &principal.tenant, key));
     key.ok_or_else(|| ApiError::not_found(format!("there is no key {}; GET /keys lists them", excerpt(id))))
@@ -140,10 +140,10 @@ async fn find(app: &AppState, caller: &Caller, path: &PathParams) -> ApiResult<A
     responses((status = 200, description = "The oldest first", body = KeyList), Asking)
 )]
 pub async fn list(State(app): State<AppState>, caller: Caller, mut params: StrictQuery) -> ApiResult<Json<KeyList>> {
-    let principal = caller.administers()?;
+    let principal = caller.authorize_admin()?;
     // Operators with direct access to the store may list the keys of all tenants with `tenant=*`.
     let all = caller.is_operator() && params.one("tenant")?.as_deref() == Some("*");
-    params.end()?;
+    params.reject_unknown()?;
     let keys = app.keys.list().await?.into_iter();
     let keys =
         keys.filter(|key| administers(&caller, &principal.tenant, key) && (all || key.tenant == principal.tenant));
@@ -165,7 +165,7 @@ pub async fn create(
     caller: Caller,
     JsonBody(body): JsonBody<KeyInput>,
 ) -> ApiResult<(StatusCode, Json<KeyView>)> {
-    let principal = caller.administers()?;
+    let principal = caller.authorize_admin()?;
     let requested = body.user.map(User::new).transpose()?;
     let user = match (caller.bound_user(), requested) {
         (Some(bound), Some(requested)) if *bound != requested => {

@@ -156,7 +156,7 @@ pub async fn create(
     caller: Caller,
     JsonBody(body): JsonBody<NewMemory>,
 ) -> ApiResult<(StatusCode, Json<MemoryView>)> {
-    let principal = caller.writes()?;
+    let principal = caller.authorize_write()?;
     let target = memory_target(body.session_id, body.assistant_id)?;
     let messages = body.messages.unwrap_or_default();
     let metadata = body.metadata.unwrap_or_default();
@@ -177,11 +177,11 @@ pub async fn create(
     responses((status = 200, description = "A page", body = MemoryList), Reading)
 )]
 pub async fn list(State(app): State<AppState>, caller: Caller, mut params: StrictQuery) -> ApiResult<Json<MemoryList>> {
-    let principal = caller.reads()?;
+    let principal = caller.authorize_read()?;
     let target = target_from_query(&mut params)?;
     let limit = params.limit(app.config.limits.max_page)?;
     let cursor = params.one("cursor")?;
-    params.end()?;
+    params.reject_unknown()?;
     let mut memories =
         app.tenure.browsing(&principal).memory_list(&principal, &target, cursor.as_deref(), limit + 1).await?;
     let has_more = memories.len() > limit;
@@ -208,13 +208,13 @@ pub async fn search(
     caller: Caller,
     mut params: StrictQuery,
 ) -> ApiResult<Json<RecallView>> {
-    let principal = caller.reads()?;
+    let principal = caller.authorize_read()?;
     let target = target_from_query(&mut params)?;
     let limit = params.limit(app.config.limits.max_page)?;
     let question = params.one("q")?.filter(|q| !q.trim().is_empty());
     let question =
         question.ok_or_else(|| ApiError::invalid("q", "`q` is missing or empty; send the search terms as `?q=…`"))?;
-    params.end()?;
+    params.reject_unknown()?;
     let RecallResult { memories, by_meaning, note } =
         app.tenure.browsing(&principal).recall(&principal, &target, &question, limit).await?;
     let mode = if by_meaning { "hybrid" } else { "full_text" };
@@ -237,10 +237,10 @@ pub async fn get(
     path: PathParams,
     mut params: StrictQuery,
 ) -> ApiResult<Json<MemoryView>> {
-    let principal = caller.reads()?;
+    let principal = caller.authorize_read()?;
     let id = path.get("id")?;
     let target = target_from_query(&mut params)?;
-    params.end()?;
+    params.reject_unknown()?;
     match app.tenure.browsing(&principal).memory(&principal, &target, id).await? {
         Some(memory) => Ok(Json(view(memory))),
         None => Err(not_found(id)),
@@ -263,10 +263,10 @@ pub async fn delete(
     path: PathParams,
     mut params: StrictQuery,
 ) -> ApiResult<Json<MemoryForgotten>> {
-    let principal = caller.writes()?;
+    let principal = caller.authorize_write()?;
     let id = path.get("id")?;
     let target = target_from_query(&mut params)?;
-    params.end()?;
+    params.reject_unknown()?;
     if !app.tenure.forget_memory(&principal, &target, id).await? {
         return Err(not_found(id));
     }
@@ -291,7 +291,7 @@ pub async fn dream(
     caller: Caller,
     JsonBody(body): JsonBody<NewDream>,
 ) -> ApiResult<Json<DreamView>> {
-    let principal = caller.administers_tenant()?;
+    let principal = caller.authorize_tenant_admin()?;
     let dream = app.tenure.dream(&principal, &app.config.dreams.rules(), body.dry_run).await?;
     Ok(Json(DreamView { object: "dream", dream }))
 }
@@ -304,7 +304,7 @@ pub async fn dream(
     responses((status = 200, description = "The newest first", body = DreamList), Asking)
 )]
 pub async fn dreams(State(app): State<AppState>, caller: Caller) -> ApiResult<Json<DreamList>> {
-    let principal: Principal = caller.administers_tenant()?;
+    let principal: Principal = caller.authorize_tenant_admin()?;
     let data =
         app.tenure.dreams(&principal).await?.into_iter().map(|dream| DreamView { object: "dream", dream }).collect();
     Ok(Json(DreamList { object: "list", data, next_cursor: None }))
@@ -319,7 +319,7 @@ pub async fn dreams(State(app): State<AppState>, caller: Caller) -> ApiResult<Js
     responses((status = 200, description = "It is taken back", body = DreamUndone), Finding)
 )]
 pub async fn undo(State(app): State<AppState>, caller: Caller, path: PathParams) -> ApiResult<Json<DreamUndone>> {
-    let principal = caller.administers_tenant()?;
+    let principal = caller.authorize_tenant_admin()?;
     let id = path.get("id")?;
     match app.tenure.undo_dream(&principal, id).await? {
         Some(undone) => Ok(Json(DreamUndone { id: id.to_owned(), object: "dream.undone", undone })),

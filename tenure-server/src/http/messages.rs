@@ -34,14 +34,14 @@ pub async fn list(
     SessionPath(id): SessionPath,
     mut params: StrictQuery,
 ) -> ApiResult<Response> {
-    let principal = caller.reads()?;
+    let principal = caller.authorize_read()?;
     let max = app.config.limits.max_page;
     let last = params.count("last", max)?;
     let limit = params.count("limit", max)?;
     let expected = "the position of a message";
-    let after: Option<u32> = params.read("after", expected)?;
-    let cursor: Option<u32> = params.read("cursor", expected)?;
-    params.end()?;
+    let after: Option<u32> = params.parse("after", expected)?;
+    let cursor: Option<u32> = params.parse("cursor", expected)?;
+    params.reject_unknown()?;
     if after.is_some() && cursor.is_some() {
         return Err(ApiError::invalid("cursor", "use `after` or `cursor`, not both: they mean the same"));
     }
@@ -51,8 +51,9 @@ pub async fn list(
     }
     let (head, messages, first) = match last {
         Some(last) => {
-            let (head, messages) = app.tenure.browsing(&principal).last_messages(&principal, &id, last).await?;
-            let first = head.mark.messages.saturating_sub(messages.len());
+            let (head, messages) =
+                app.tenure.browsing(&principal).last_messages_with_head(&principal, &id, last).await?;
+            let first = head.digest.messages.saturating_sub(messages.len());
             (head, messages, first)
         }
         None => {
@@ -63,7 +64,7 @@ pub async fn list(
         }
     };
     let end = first + messages.len();
-    let next = (!messages.is_empty() && end < head.mark.messages).then(|| (end - 1).to_string());
+    let next = (!messages.is_empty() && end < head.digest.messages).then(|| (end - 1).to_string());
     let body = view::list(&view::messages(&messages, first), next);
     Ok(view::json(StatusCode::OK, Some(head.seq), body))
 }
@@ -114,16 +115,16 @@ pub async fn append(
     headers: HeaderMap,
     JsonBytes(bytes): JsonBytes,
 ) -> ApiResult<Response> {
-    let principal = caller.writes()?;
+    let principal = caller.authorize_write()?;
     let append = Append {
         messages: parse_messages(&bytes)?,
-        expect: if_match.0,
+        if_match: if_match.0,
         idempotency_key: idempotency_key(&headers)?,
         ..Append::default()
     };
     let appended = app.tenure.append(&principal, &id, append).await.map_err(|e| if_match.error(e))?;
     let view = AppendedView { seq: appended.seq, position: appended.position, message_count: appended.messages };
-    Ok(view::json(StatusCode::CREATED, Some(appended.seq), view::text(&view)))
+    Ok(view::json(StatusCode::CREATED, Some(appended.seq), view::to_json(&view)))
 }
 
 fn parse_messages(bytes: &[u8]) -> ApiResult<Vec<Message>> {
@@ -154,8 +155,8 @@ pub async fn discarded(
     caller: Caller,
     SessionPath(id): SessionPath,
 ) -> ApiResult<Response> {
-    let principal = caller.reads()?;
-    let head = app.tenure.live(&principal, &id).await?;
+    let principal = caller.authorize_read()?;
+    let head = app.tenure.get_live_head(&principal, &id).await?;
     let discarded_messages = app.tenure.browsing(&principal).discarded(&principal, &id).await?;
     Ok(view::json(StatusCode::OK, Some(head.seq), view::list(&view::discarded(&discarded_messages), None)))
 }

@@ -39,7 +39,7 @@ pub struct ModelView {
     responses((status = 200, body = ModelList), (status = 401, body = ErrorBody), (status = 403, body = ErrorBody), (status = 500, body = ErrorBody), (status = 503, body = ErrorBody))
 )]
 pub async fn list(State(app): State<AppState>, caller: Caller) -> ApiResult<Json<ModelList>> {
-    let assistants = app.tenure.assistants(&caller.reads()?).await?;
+    let assistants = app.tenure.assistants(&caller.authorize_read()?).await?;
     let view = |id: &str, owned_by| ModelView { id: id.to_owned(), object: "model", created: 0, owned_by };
     let models = app.models.names().map(|name| view(name, "tenure"));
     let models = models.chain(app.embeddings.local_name().map(|name| view(name, "tenure")));
@@ -62,7 +62,7 @@ pub async fn list(State(app): State<AppState>, caller: Caller) -> ApiResult<Json
     )
 )]
 pub async fn embeddings(State(app): State<AppState>, caller: Caller, raw: JsonBytes) -> ApiResult<Response> {
-    caller.writes()?;
+    caller.authorize_write()?;
     caller.admit_model_call(&app.rate_limits)?;
     if let Some(meter) = caller.token_meter(&app.rate_limits) {
         meter.charge_text(raw.0.len());

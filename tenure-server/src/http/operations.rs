@@ -53,8 +53,8 @@ const READY_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(900)
     )
 )]
 pub async fn metrics(State(app): State<AppState>, caller: Caller) -> ApiResult<Response> {
-    caller.administers_tenant()?;
-    let text = crate::observability::metrics::render(&app.census, &app.tenure).await?;
+    caller.authorize_tenant_admin()?;
+    let text = crate::observability::metrics::render(&app.session_counts, &app.tenure).await?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response())
 }
 

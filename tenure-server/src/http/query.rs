@@ -54,7 +54,7 @@ impl StrictQuery {
 
     /// Consumes and parses a parameter that may be given at most once. `expected` describes valid values, for the
     /// error message.
-    pub fn read<T: FromStr>(&mut self, name: &str, expected: &str) -> ApiResult<Option<T>> {
+    pub fn parse<T: FromStr>(&mut self, name: &str, expected: &str) -> ApiResult<Option<T>> {
         let Some(text) = self.one(name)? else { return Ok(None) };
         let invalid =
             |_| ApiError::invalid(name, format!("`{name}` must be {expected}, not {text}", text = excerpt(&text)));
@@ -70,7 +70,7 @@ impl StrictQuery {
 
     /// Consumes a count between 1 and `max`, which is the limit `max_page`.
     pub fn count(&mut self, name: &str, max: usize) -> ApiResult<Option<usize>> {
-        let count: Option<usize> = self.read(name, &format!("a number from 1 to {max}"))?;
+        let count: Option<usize> = self.parse(name, &format!("a number from 1 to {max}"))?;
         match count {
             Some(n) if n > max => {
                 let message =
@@ -88,7 +88,7 @@ impl StrictQuery {
     }
 
     /// Rejects the first parameter that was not consumed. Call it after all others.
-    pub fn end(self) -> ApiResult<()> {
+    pub fn reject_unknown(self) -> ApiResult<()> {
         match self.0.first() {
             None => Ok(()),
             Some((name, _)) => Err(ApiError::invalid(
@@ -100,14 +100,14 @@ impl StrictQuery {
 
     /// Consumes the parameters that select sessions, and rejects unknown ones. Only principals with access to
     /// the whole tenant may select another user's sessions.
-    pub fn sessions(mut self, principal: &Principal, max: usize) -> ApiResult<tenure::SessionQuery> {
+    pub fn into_session_query(mut self, principal: &Principal, max: usize) -> ApiResult<tenure::SessionQuery> {
         let mut query = tenure::SessionQuery::new(OwnerFilter::Tenant(principal.tenant.clone()), self.limit(max)?);
         query.cursor = match self.one("cursor")? {
             Some(cursor) => Some(cursor.parse::<SessionCursor>()?),
             None => None,
         };
         // `u32` exceeds any practical offset, and every store can count that far.
-        let offset: Option<u32> = self.read("offset", "the number of sessions to skip")?;
+        let offset: Option<u32> = self.parse("offset", "the number of sessions to skip")?;
         if offset.is_some() && query.cursor.is_some() {
             return Err(ApiError::invalid("offset", "use `cursor` or `offset`, not both"));
         }
@@ -116,12 +116,12 @@ impl StrictQuery {
         query.thread = self.name("thread_id")?;
         if let Some(user) = self.one("user")? {
             let user = User::new(user)?;
-            if principal.reach != AccessScope::Tenant && user != principal.user {
+            if principal.scope != AccessScope::Tenant && user != principal.user {
                 let message =
                     "listing another user's sessions requires a key with the right `admin` that is not bound to a user";
                 return Err(ApiError::new(axum::http::StatusCode::FORBIDDEN, "forbidden", message));
             }
-            query.whose = OwnerFilter::User(principal.tenant.clone(), user);
+            query.owner = OwnerFilter::User(principal.tenant.clone(), user);
         }
         for words in self.all("status") {
             for word in words.split(',') {
@@ -129,8 +129,8 @@ impl StrictQuery {
             }
         }
         let time = "an RFC 3339 time such as 2026-01-31T12:00:00Z";
-        query.created_after = self.read::<Timestamp>("created_after", time)?;
-        query.created_before = self.read::<Timestamp>("created_before", time)?;
+        query.created_after = self.parse::<Timestamp>("created_after", time)?;
+        query.created_before = self.parse::<Timestamp>("created_before", time)?;
         query.tags = self.all("tag");
         query.title = self.one("title")?;
         let mut fields = Vec::new();
@@ -149,7 +149,7 @@ impl StrictQuery {
             }
             query.metadata.push((key, value));
         }
-        self.end()?;
+        self.reject_unknown()?;
         Ok(query)
     }
 }

@@ -172,7 +172,7 @@ pub async fn list(
     caller: Caller,
     QueryParams(query): QueryParams<ReviewQuery>,
 ) -> ApiResult<Json<ReviewList>> {
-    let principal = caller.reviews()?;
+    let principal = caller.authorize_review()?;
     let filter = match (query.status.as_deref(), query.queue) {
         (None | Some("open"), queue) => ReviewFilter::Open(queue),
         (Some("decided"), None) => ReviewFilter::Decided,
@@ -196,7 +196,7 @@ pub async fn list(
     responses((status = 200, description = "The review", body = ReviewView), Finding)
 )]
 pub async fn get(State(app): State<AppState>, caller: Caller, path: PathParams) -> ApiResult<Json<ReviewView>> {
-    let (head, review) = app.tenure.review(&caller.reviews()?, &review_id(&path)?).await?;
+    let (head, review) = app.tenure.review(&caller.authorize_review()?, &review_id(&path)?).await?;
     Ok(Json(ReviewView::of(&head, &review)))
 }
 
@@ -214,7 +214,7 @@ pub async fn claim(
     path: PathParams,
     JsonBody(body): JsonBody<ClaimBody>,
 ) -> ApiResult<Json<ReviewView>> {
-    let principal = caller.reviews()?;
+    let principal = caller.authorize_review()?;
     let id = review_id(&path)?;
     let reviewer = caller.reviewer(body.reviewer)?;
     let lasting = body.lasting.unwrap_or(HumanDuration::of(std::time::Duration::from_secs(900)));
@@ -236,7 +236,7 @@ pub async fn release(
     path: PathParams,
     JsonBody(body): JsonBody<ClaimBody>,
 ) -> ApiResult<Json<ReviewView>> {
-    let principal = caller.reviews()?;
+    let principal = caller.authorize_review()?;
     let id = review_id(&path)?;
     let reviewer = caller.reviewer(body.reviewer)?;
     let review = app.tenure.claim_review(&principal, &id, None, Some(&reviewer), Default::default()).await?;
@@ -258,7 +258,7 @@ pub async fn decide(
     path: PathParams,
     JsonBody(body): JsonBody<DecisionBody>,
 ) -> ApiResult<Json<ReviewView>> {
-    let principal = caller.reviews()?;
+    let principal = caller.authorize_review()?;
     let id = review_id(&path)?;
     let reviewer = caller.reviewer(body.reviewer)?;
     let DecisionBody { decision, notes, arguments, .. } = body;
@@ -269,7 +269,7 @@ pub async fn decide(
     // A command with direct access to the store exits soon; its run is left to a server, which has the models
     // and tools.
     if local_access.is_none() && head.reviews.is_empty() && head.run.is_some() {
-        runs::take(&app, head);
+        runs::spawn_takeover(&app, head);
     }
     Ok(Json(view))
 }

@@ -147,9 +147,9 @@ pub async fn create(
     headers: HeaderMap,
     JsonBody(body): JsonBody<NewRun>,
 ) -> ApiResult<Response> {
-    let principal = caller.writes()?;
+    let principal = caller.authorize_write()?;
     caller.admit_model_call(&app.rate_limits)?;
-    let head = app.tenure.live(&principal, &id).await?;
+    let head = app.tenure.get_live_head(&principal, &id).await?;
     let model = match body.model.clone() {
         Some(name) => name,
         None => session_model(&app, &principal, &head).await?,
@@ -160,13 +160,13 @@ pub async fn create(
     let mode = body.mode;
     let request = body.into_request(id.clone(), model, app.config.sessions.on_busy, &headers)?;
     if let Some((key, body)) = &request.idempotency
-        && let Some((_, run)) = app.tenure.started(&principal, key, body).await?
+        && let Some((_, run)) = app.tenure.find_by_idempotency_key(&principal, key, body).await?
     {
         return respond_to_repeat(&app, &principal, &id, &run, mode).await;
     }
     match open(&app, &principal, &id, request).await? {
-        TurnStart::Turn(turn) => execute(&app, &principal, *turn, mode, caller.token_meter(&app.rate_limits)).await,
-        TurnStart::Before { run, .. } => run_response(&app, &principal, &id, &run, StatusCode::OK).await,
+        TurnStart::Run(turn) => execute(&app, &principal, *turn, mode, caller.token_meter(&app.rate_limits)).await,
+        TurnStart::AlreadyAnswered { run, .. } => run_response(&app, &principal, &id, &run, StatusCode::OK).await,
     }
 }
 
@@ -218,10 +218,10 @@ impl NewRun {
 /// Opens a run: with messages as a new turn, without messages from the current end of the session.
 async fn open(app: &AppState, principal: &Principal, id: &SessionId, request: TurnRequest) -> ApiResult<TurnStart> {
     if request.messages.is_empty() {
-        let turn = app.tenure.go_on(principal, id, request.on_busy, request.detail).await?;
-        return Ok(TurnStart::Turn(Box::new(turn)));
+        let turn = app.tenure.start_run(principal, id, request.on_busy, request.detail).await?;
+        return Ok(TurnStart::Run(Box::new(turn)));
     }
-    Ok(app.tenure.turn(principal, request).await?)
+    Ok(app.tenure.begin_turn(principal, request).await?)
 }
 
 /// The model for a run whose request names none: the session's preferred model, else the default.
@@ -243,11 +243,11 @@ async fn respond_to_repeat(
         Wait::Stream => Ok(events(app.clone(), principal.clone(), id.clone(), run.clone(), 0, None)),
         Wait::Background => run_response(app, principal, id, run, StatusCode::ACCEPTED).await,
         Wait::Wait => loop {
-            let (head, current) = app.tenure.run(principal, id, run).await?;
+            let (head, current) = app.tenure.get_run(principal, id, run).await?;
             if current.ended.is_some() || !head.reviews.is_empty() {
                 return run_response(app, principal, id, run, StatusCode::OK).await;
             }
-            app.tenure.changed(principal, id, head.seq).await?;
+            app.tenure.wait_for_change(principal, id, head.seq).await?;
         },
     }
 }
@@ -263,11 +263,12 @@ async fn execute(
     let id = turn.session_id.clone();
     let run = turn.run.clone();
     tracing::Span::current().record("session_id", id.as_str());
-    let (events_tx, events_rx) = mpsc::channel(super::chat::MAX_PIECES);
+    let (events_tx, events_rx) = mpsc::channel(super::chat::MAX_BUFFERED_EVENTS);
     let (ended_tx, ended) = oneshot::channel::<Result<TurnOutcome, TurnError>>();
     let state = app.clone();
     app.tasks.spawn(async move {
-        let outcome = jobs::runs::work(&state, turn, (wait == Wait::Stream).then_some(events_tx), meter).await;
+        let outcome =
+            jobs::runs::execute_stored_run(&state, turn, (wait == Wait::Stream).then_some(events_tx), meter).await;
         let _ = ended_tx.send(outcome);
     });
     match wait {
@@ -288,7 +289,7 @@ async fn run_response(
     run: &RunId,
     status: StatusCode,
 ) -> ApiResult<Response> {
-    let response = app.tenure.view(principal, id, |session| {
+    let response = app.tenure.with_session(principal, id, |session| {
         let state = session.run(run)?;
         let last = session.messages.iter().rev().find(|m| m.run.as_ref() == Some(run));
         let answer = last.filter(|m| m.message.role() == tenure::Role::Assistant).map(|m| m.message.to_value());
@@ -297,7 +298,7 @@ async fn run_response(
         Some((session.seq, RunWhole { run: RunView::of(state, session.head()), answer, reviews }))
     });
     match response.await? {
-        Some((seq, run)) => Ok(view::json(status, Some(seq), view::text(&run))),
+        Some((seq, run)) => Ok(view::json(status, Some(seq), view::to_json(&run))),
         None => Err(tenure::Error::NoSuchRun { session_id: id.clone(), run: run.clone() }.into()),
     }
 }
@@ -317,9 +318,9 @@ pub async fn list(
     caller: Caller,
     SessionPath(id): SessionPath,
 ) -> ApiResult<Json<RunList>> {
-    let principal = caller.reads()?;
+    let principal = caller.authorize_read()?;
     let view = |session: &tenure::Session| session.runs.iter().map(|r| RunView::of(r, session.head())).collect();
-    let data = app.tenure.browsing(&principal).view(&principal, &id, view).await?;
+    let data = app.tenure.browsing(&principal).with_session(&principal, &id, view).await?;
     Ok(Json(RunList { object: "list", data, next_cursor: None }))
 }
 
@@ -335,7 +336,7 @@ pub async fn get(
     SessionPath(id): SessionPath,
     path: PathParams,
 ) -> ApiResult<Response> {
-    run_response(&app, &caller.reads()?, &id, &run_id(&path)?, StatusCode::OK).await
+    run_response(&app, &caller.authorize_read()?, &id, &run_id(&path)?, StatusCode::OK).await
 }
 
 /// Follow a run
@@ -359,7 +360,7 @@ pub async fn follow(
     headers: HeaderMap,
     QueryParams(after): QueryParams<EventCursor>,
 ) -> ApiResult<Response> {
-    let principal = caller.reads()?;
+    let principal = caller.authorize_read()?;
     let run = run_id(&path)?;
     let last = header_text(&headers, "last-event-id")?.filter(|t| !t.is_empty());
     let last = last.map(|t| t.parse::<Seq>()).transpose();
@@ -370,7 +371,7 @@ pub async fn follow(
     if header_hint(&headers, "accept").is_some_and(|a| a.contains("application/json")) {
         let next = first.records.last().map_or(after, |r| r.seq);
         let data = first.records.iter().map(event).collect();
-        let list = EventList { object: "list", data, next_cursor: Some(next.to_string()), over: first.over };
+        let list = EventList { object: "list", data, next_cursor: Some(next.to_string()), over: first.ended };
         return Ok(Json(list).into_response());
     }
     Ok(events(app, principal, id, run, after, None))
@@ -390,7 +391,7 @@ pub async fn cancel(
     SessionPath(id): SessionPath,
     path: PathParams,
 ) -> ApiResult<Response> {
-    let principal = caller.writes()?;
+    let principal = caller.authorize_write()?;
     let run = run_id(&path)?;
     app.tenure.cancel(&principal, &id, &run).await?;
     run_response(&app, &principal, &id, &run, StatusCode::OK).await
@@ -410,10 +411,10 @@ pub async fn resume(
     SessionPath(id): SessionPath,
     path: PathParams,
 ) -> ApiResult<Response> {
-    let principal = caller.writes()?;
+    let principal = caller.authorize_write()?;
     let run = run_id(&path)?;
     caller.admit_model_call(&app.rate_limits)?;
-    let (head, previous) = app.tenure.run(&principal, &id, &run).await?;
+    let (head, previous) = app.tenure.get_run(&principal, &id, &run).await?;
     if previous.ended.is_none() {
         let message = if head.reviews.is_empty() {
             "the run is still in progress; follow its events"
@@ -427,6 +428,6 @@ pub async fn resume(
         let model = session_model(&app, &principal, &head).await?;
         detail = jobs::runs::detail(&model, &RawObject::default());
     }
-    let turn = app.tenure.go_on(&principal, &id, OnBusy::Reject, detail).await?;
+    let turn = app.tenure.start_run(&principal, &id, OnBusy::Reject, detail).await?;
     execute(&app, &principal, turn, Wait::Background, caller.token_meter(&app.rate_limits)).await
 }

@@ -46,7 +46,8 @@ pub struct MissedView {
     #[schema(format = DateTime)]
     at: String,
     /// Why it did not run.
-    why: String,
+    #[serde(rename = "why")]
+    reason: String,
 }
 
 /// All schedules of the tenant.
@@ -68,12 +69,12 @@ pub struct ScheduleList {
     responses((status = 200, description = "All of the tenant's", body = ScheduleList), Asking)
 )]
 pub async fn list(State(app): State<AppState>, caller: Caller) -> ApiResult<Json<ScheduleList>> {
-    let principal = caller.reads()?;
+    let principal = caller.authorize_read()?;
     let mut data = Vec::new();
     for compiled in app.schedules.iter().filter(|p| p.schedule.tenant == principal.tenant.as_str()) {
         let state = ScheduleJob::new(&app, compiled).state().await?;
         let schedule = compiled.schedule.clone();
-        let missed = state.missed.into_iter().map(|m| MissedView { at: m.at.to_string(), why: m.why });
+        let missed = state.missed.into_iter().map(|m| MissedView { at: m.at.to_string(), reason: m.reason });
         data.push(ScheduleView {
             next_at: compiled.next(state.last.unwrap_or_else(|| app.tenure.now())).map(|t| t.to_string()),
             name: schedule.name,

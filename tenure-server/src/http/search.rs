@@ -45,7 +45,7 @@ pub struct MatchView {
 
 impl From<SearchHit> for MatchView {
     fn from(hit: SearchHit) -> Self {
-        let message = hit.said.as_ref();
+        let message = hit.message.as_ref();
         Self {
             object: "match",
             session_id: hit.session_id.to_string(),
@@ -72,9 +72,11 @@ pub struct MatchList {
     /// Where to go on; `null` when everything was looked at. A page may have nothing, and the next one something.
     next_cursor: Option<String>,
     /// The number of sessions scanned for this page.
-    looked_at: usize,
+    #[serde(rename = "looked_at")]
+    scanned: usize,
     /// Whether the page ended because much was read for it, before it had `limit` matches: go on with `next_cursor`.
-    cut: bool,
+    #[serde(rename = "cut")]
+    truncated: bool,
     /// Sessions that were skipped because their data is corrupt.
     damaged: Vec<String>,
 }
@@ -83,10 +85,10 @@ impl From<SearchPage> for MatchList {
     fn from(page: SearchPage) -> Self {
         Self {
             object: "list",
-            data: page.found.into_iter().map(MatchView::from).collect(),
+            data: page.hits.into_iter().map(MatchView::from).collect(),
             next_cursor: page.next.map(|c| c.to_string()),
-            looked_at: page.looked_at,
-            cut: page.cut,
+            scanned: page.scanned,
+            truncated: page.truncated,
             damaged: page.damaged.iter().map(ToString::to_string).collect(),
         }
     }
@@ -117,14 +119,14 @@ impl From<SearchPage> for MatchList {
     responses((status = 200, description = "A page", body = MatchList), Asking)
 )]
 pub async fn find(State(app): State<AppState>, caller: Caller, mut params: StrictQuery) -> ApiResult<Json<MatchList>> {
-    let principal = caller.reads()?;
+    let principal = caller.authorize_read()?;
     let text = params.one("q")?.ok_or_else(|| ApiError::invalid("q", "`q` is missing; send the search terms"))?;
     let role = params.one("role")?.map(|word| parse_role(&word)).transpose()?;
     let cursor = params.one("cursor")?.map(|c| c.parse::<SearchCursor>()).transpose()?;
     if params.one("offset")?.is_some() {
         return Err(ApiError::invalid("offset", "\"offset\" is not a parameter of this route; use `cursor`"));
     }
-    let query = params.sessions(&principal, app.config.limits.max_page)?;
+    let query = params.into_session_query(&principal, app.config.limits.max_page)?;
     let search = SearchRequest { role, cursor, query, ..SearchRequest::new(text, 0) };
     Ok(Json(app.tenure.browsing(&principal).search_sessions(&principal, &search).await?.into()))
 }

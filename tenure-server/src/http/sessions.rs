@@ -85,7 +85,7 @@ pub struct SessionDeleted {
 }
 
 /// Creates a session. The assistant that it names must exist, and its workspace must be valid.
-pub(super) async fn begin(app: &App, principal: &Principal, body: NewSession) -> ApiResult<tenure::Session> {
+pub(super) async fn create_session(app: &App, principal: &Principal, body: NewSession) -> ApiResult<tenure::Session> {
     if let Some(name) = &body.assistant_id
         && app.tenure.assistant(principal, name).await?.is_none()
     {
@@ -116,7 +116,7 @@ pub async fn create(
     caller: Caller,
     JsonBody(body): JsonBody<NewSession>,
 ) -> ApiResult<Response> {
-    let session = begin(&app, &caller.writes()?, body).await?;
+    let session = create_session(&app, &caller.authorize_write()?, body).await?;
     Ok(view::session(StatusCode::CREATED, session.head()))
 }
 
@@ -142,8 +142,8 @@ pub async fn create(
     responses((status = 200, description = "A page", body = SessionList), Asking)
 )]
 pub async fn list(State(app): State<AppState>, caller: Caller, params: StrictQuery) -> ApiResult<Json<SessionList>> {
-    let principal = caller.reads()?;
-    let query = params.sessions(&principal, app.config.limits.max_page)?;
+    let principal = caller.authorize_read()?;
+    let query = params.into_session_query(&principal, app.config.limits.max_page)?;
     Ok(Json(app.tenure.browsing(&principal).list(&principal, query).await?.into()))
 }
 
@@ -162,7 +162,7 @@ pub async fn get(
     SessionPath(id): SessionPath,
     mut params: StrictQuery,
 ) -> ApiResult<Response> {
-    let principal = caller.reads()?;
+    let principal = caller.authorize_read()?;
     let mut cache = false;
     let mut discarded = false;
     for word in params.one("include")?.iter().flat_map(|words| words.split(',')) {
@@ -177,20 +177,20 @@ pub async fn get(
             }
         }
     }
-    params.end()?;
-    let (seq, rendered) = app.tenure.browsing(&principal).text(&principal, &id, view::whole).await?;
+    params.reject_unknown()?;
+    let (seq, rendered) = app.tenure.browsing(&principal).render_cached(&principal, &id, view::full_session).await?;
     if !cache && !discarded {
-        return Ok(view::json(StatusCode::OK, Some(seq), view::shared(rendered)));
+        return Ok(view::json(StatusCode::OK, Some(seq), view::shared_body(rendered)));
     }
     let mut body = rendered.to_string();
     if cache {
         let cached = app.tenure.browsing(&principal).cache_entries(&principal, &id).await?;
         let cached: Vec<_> = cached.into_iter().map(CachedView::from).collect();
-        body = view::with(body, &[("cache", &view::text(&cached))]);
+        body = view::with_fields(body, &[("cache", &view::to_json(&cached))]);
     }
     if discarded {
         let discarded_messages = app.tenure.browsing(&principal).discarded(&principal, &id).await?;
-        body = view::with(body, &[("discarded", &view::discarded(&discarded_messages))]);
+        body = view::with_fields(body, &[("discarded", &view::discarded(&discarded_messages))]);
     }
     Ok(view::json(StatusCode::OK, Some(seq), body))
 }
@@ -212,11 +212,11 @@ pub async fn patch(
     if_match: IfMatch,
     JsonBody(body): JsonBody<SessionPatch>,
 ) -> ApiResult<Response> {
-    let principal = caller.writes()?;
+    let principal = caller.authorize_write()?;
     let SessionPatch { title, tags, model, metadata, status } = body;
     sessions::check_workspace(&app, &principal, &metadata).await?;
     let changes = tenure::SessionPatch { title, tags, model, metadata };
-    let head = if_match.on(&app.tenure).patch(&principal, &id, changes, status).await;
+    let head = if_match.apply_to(&app.tenure).patch(&principal, &id, changes, status).await;
     Ok(view::session(StatusCode::OK, &head.map_err(|e| if_match.error(e))?))
 }
 
@@ -239,9 +239,9 @@ pub async fn delete(
     if_match: IfMatch,
     mut params: StrictQuery,
 ) -> ApiResult<Json<SessionDeleted>> {
-    let principal = caller.writes()?;
-    let purged = params.read("purge", "true or false")?.unwrap_or(false);
-    params.end()?;
+    let principal = caller.authorize_write()?;
+    let purged = params.parse("purge", "true or false")?.unwrap_or(false);
+    params.reject_unknown()?;
     let deletion = if purged { DeletionMode::Purge } else { DeletionMode::Restorable };
     let deleted = sessions::delete(&app, &principal, &id, deletion, if_match.0).await.map_err(|e| if_match.error(e))?;
     if !deleted {
@@ -266,7 +266,7 @@ pub async fn restore(
     SessionPath(id): SessionPath,
     if_match: IfMatch,
 ) -> ApiResult<Response> {
-    let principal = caller.writes()?;
-    let head = if_match.on(&app.tenure).restore(&principal, &id).await.map_err(|e| if_match.error(e))?;
+    let principal = caller.authorize_write()?;
+    let head = if_match.apply_to(&app.tenure).restore(&principal, &id).await.map_err(|e| if_match.error(e))?;
     Ok(view::session(StatusCode::OK, &head))
 }

@@ -38,8 +38,8 @@ use utoipa::ToSchema;
     responses((status = 200, description = "A page", body = SessionList), Asking)
 )]
 pub async fn list(State(app): State<AppState>, caller: Caller, params: StrictQuery) -> ApiResult<Json<SessionList>> {
-    let principal = caller.reads()?;
-    let query = params.sessions(&principal, app.config.limits.max_page)?;
+    let principal = caller.authorize_read()?;
+    let query = params.into_session_query(&principal, app.config.limits.max_page)?;
     Ok(Json(app.tenure.browsing(&principal).list(&principal, query).await?.into()))
 }
 
@@ -77,7 +77,7 @@ pub struct ExportView {
     responses((status = 200, description = "The session", body = ExportView), Finding)
 )]
 pub async fn get(State(app): State<AppState>, caller: Caller, SessionPath(id): SessionPath) -> ApiResult<Response> {
-    let principal = caller.reads()?;
+    let principal = caller.authorize_read()?;
     let session = app.tenure.browsing(&principal).load(&principal, &id).await.map_err(gone_as_not_found)?;
     let seq = session.seq;
     transfer::mistralrs_response(seq, &session.into())
@@ -93,7 +93,8 @@ pub struct ReplacedView {
     /// How many messages it has now.
     message_count: usize,
     /// Parts of the import that a session cannot represent.
-    left_out: Vec<LeftOutView>,
+    #[serde(rename = "left_out")]
+    skipped: Vec<LeftOutView>,
 }
 
 /// Import a session, or replace it
@@ -115,7 +116,7 @@ pub async fn put(
     if_match: IfMatch,
     lines: TextBody,
 ) -> ApiResult<Response> {
-    let principal = caller.writes()?;
+    let principal = caller.authorize_write()?;
     let mut imports = transfer::read(lines.as_str(), None)?;
     let (Some(mut imported), true) = (imports.pop(), imports.is_empty()) else {
         return Err(ApiError::invalid(
@@ -124,18 +125,18 @@ pub async fn put(
         ));
     };
     sessions::check_workspace(&app, &principal, &imported.export.metadata).await?;
-    imported.keep_model(|model| app.models.get(model).is_some());
-    let mut skipped = transfer::left_out(&id, &imported);
+    imported.skip_unknown_model(|model| app.models.get(model).is_some());
+    let mut skipped = transfer::skipped_parts(&id, &imported);
     if !imported.export.log.is_empty() && app.tenure.head(&principal, &id).await.is_ok() {
         let location = "log".to_owned();
         let reason = "the session exists and has a log of its own: times, runs and reviews are not replaced".to_owned();
-        skipped.push(LeftOutView { session_id: id.to_string(), place: location, why: reason });
+        skipped.push(LeftOutView { session_id: id.to_string(), location, reason });
     }
     let head =
-        if_match.on(&app.tenure).import(&principal, &id, imported.export).await.map_err(|e| if_match.error(e))?;
+        if_match.apply_to(&app.tenure).import(&principal, &id, imported.export).await.map_err(|e| if_match.error(e))?;
     let seq = head.seq;
-    let view = ReplacedView { session_id: id.to_string(), seq, message_count: head.mark.messages, left_out: skipped };
-    Ok(view::json(StatusCode::OK, Some(seq), view::text(&view)))
+    let view = ReplacedView { session_id: id.to_string(), seq, message_count: head.digest.messages, skipped };
+    Ok(view::json(StatusCode::OK, Some(seq), view::to_json(&view)))
 }
 
 /// Whether a session was there.
@@ -160,8 +161,8 @@ pub async fn delete(
     caller: Caller,
     SessionPath(id): SessionPath,
 ) -> ApiResult<Json<DeletedView>> {
-    let principal = caller.writes()?;
-    let deleted = match app.tenure.live(&principal, &id).await {
+    let principal = caller.authorize_write()?;
+    let deleted = match app.tenure.get_live_head(&principal, &id).await {
         Ok(_) => sessions::delete(&app, &principal, &id, DeletionMode::Restorable, None).await?,
         Err(Error::NotFound { .. } | Error::Gone { .. }) => false,
         Err(e) => return Err(e.into()),
@@ -194,7 +195,7 @@ pub async fn fork(
     SessionPath(id): SessionPath,
     JsonBody(body): JsonBody<ForkTurns>,
 ) -> ApiResult<Response> {
-    let principal = caller.writes()?;
+    let principal = caller.authorize_write()?;
     let new = body.session_id.map(SessionId::new).transpose()?;
     let point = body.turns.map_or(Point::End, Point::Turn);
     let head = app.tenure.fork(&principal, &id, point, new).await?;

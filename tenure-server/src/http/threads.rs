@@ -4,7 +4,7 @@ use crate::app::{App, AppState};
 use crate::auth::Caller;
 use crate::error::ApiResult;
 use crate::http::extract::{JsonBody, PathParams};
-use crate::http::sessions::{NewSession, begin};
+use crate::http::sessions::{NewSession, create_session};
 use crate::http::view::{self, Making, SessionView};
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -58,10 +58,10 @@ pub async fn session(
     path: PathParams,
     JsonBody(body): JsonBody<ThreadBody>,
 ) -> ApiResult<Response> {
-    let principal = caller.writes()?;
+    let principal = caller.authorize_write()?;
     let thread = path.get("id")?;
     if body.fresh == Some(true) {
-        let created = begin(&app, &principal, new_session(thread, &body, None)).await?;
+        let created = create_session(&app, &principal, new_session(thread, &body, None)).await?;
         return Ok(view::session(StatusCode::CREATED, created.head()));
     }
     if let Some(head) = newest(&app, &principal, thread, &body, &LIVE).await? {
@@ -71,12 +71,12 @@ pub async fn session(
     // and the thread's last session, so only one creation succeeds.
     let previous = newest(&app, &principal, thread, &body, &ANY).await?;
     let id = next_id(&principal, thread, body.assistant_id.as_deref(), previous.as_ref());
-    match begin(&app, &principal, new_session(thread, &body, Some(id))).await {
+    match create_session(&app, &principal, new_session(thread, &body, Some(id))).await {
         Err(e) if e.code() == "exists" => {
             if let Some(head) = newest(&app, &principal, thread, &body, &LIVE).await? {
                 return Ok(view::session(StatusCode::OK, &head));
             }
-            let created = begin(&app, &principal, new_session(thread, &body, None)).await?;
+            let created = create_session(&app, &principal, new_session(thread, &body, None)).await?;
             Ok(view::session(StatusCode::CREATED, created.head()))
         }
         created => Ok(view::session(StatusCode::CREATED, created?.head())),

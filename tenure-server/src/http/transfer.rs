@@ -40,18 +40,18 @@ pub async fn export(
     SessionPath(id): SessionPath,
     mut params: StrictQuery,
 ) -> ApiResult<Response> {
-    let principal = caller.reads()?;
+    let principal = caller.authorize_read()?;
     let format = params.one("format")?;
-    params.end()?;
+    params.reject_unknown()?;
     let (seq, body) = match format.as_deref().unwrap_or("tenure") {
         "tenure" => {
             let export = app.tenure.browsing(&principal).export(&principal, &id).await?;
             let seq = export.log.last().map_or(0, |r| r.seq);
-            return Ok(view::json(StatusCode::OK, Some(seq), view::text(&export)));
+            return Ok(view::json(StatusCode::OK, Some(seq), view::to_json(&export)));
         }
         "openai" => {
             let list = |s: &tenure::Session| (s.seq, format!(r#"{{"messages":{}}}"#, s.messages_json()));
-            app.tenure.browsing(&principal).view(&principal, &id, list).await?
+            app.tenure.browsing(&principal).with_session(&principal, &id, list).await?
         }
         "mistralrs" => {
             let session = app.tenure.browsing(&principal).load(&principal, &id).await?;
@@ -59,7 +59,7 @@ pub async fn export(
         }
         "jsonl" => {
             let tenure = app.tenure.browsing(&principal);
-            let lines = tenure.view(&principal, &id, |s| {
+            let lines = tenure.with_session(&principal, &id, |s| {
                 let lines: String = s.messages.iter().flat_map(|m| [m.message.as_str(), "\n"]).collect();
                 (s.seq, lines)
             });
@@ -78,7 +78,7 @@ pub async fn export(
 }
 
 /// The response header that lists what the export format cannot represent (D-094).
-pub const LEFT_OUT: &str = "x-tenure-left-out";
+pub const SKIPPED_HEADER: &str = "x-tenure-left-out";
 
 /// The parts of a session that a list of messages cannot represent.
 const SKIPPED_BY_MESSAGES: &str = "info,timestamps,runs,reviews,checkpoints,discarded";
@@ -87,7 +87,7 @@ const SKIPPED_BY_MESSAGES: &str = "info,timestamps,runs,reviews,checkpoints,disc
 const SKIPPED_BY_MISTRALRS: &str = "timestamps,runs,reviews,discarded";
 
 fn with_skipped_header(mut response: Response, skipped: &'static str) -> Response {
-    response.headers_mut().insert(LEFT_OUT, HeaderValue::from_static(skipped));
+    response.headers_mut().insert(SKIPPED_HEADER, HeaderValue::from_static(skipped));
     response
 }
 
@@ -115,7 +115,8 @@ pub struct ImportedView {
     /// The new sessions, in the order in which they came.
     sessions: Vec<SessionView>,
     /// Parts of the import that a session cannot represent.
-    left_out: Vec<LeftOutView>,
+    #[serde(rename = "left_out")]
+    skipped: Vec<LeftOutView>,
     /// The sessions that the same exports were imported to before. They were imported again all the same.
     duplicate_of: Vec<String>,
 }
@@ -126,19 +127,21 @@ pub struct LeftOutView {
     /// The session that it was left out of.
     pub session_id: String,
     /// Where it is.
-    pub place: String,
+    #[serde(rename = "place")]
+    pub location: String,
     /// What it is, and why it is not in the session.
-    pub why: String,
+    #[serde(rename = "why")]
+    pub reason: String,
 }
 
 /// Converts the parts of an import that a session cannot represent into views (D-094).
-pub(super) fn left_out(id: &SessionId, imported: &ImportedSession) -> Vec<LeftOutView> {
+pub(super) fn skipped_parts(id: &SessionId, imported: &ImportedSession) -> Vec<LeftOutView> {
     let view = |part: &import::SkippedPart| LeftOutView {
         session_id: id.to_string(),
-        place: part.place.clone(),
-        why: part.why.clone(),
+        location: part.location.clone(),
+        reason: part.reason.clone(),
     };
-    imported.left_out.iter().map(view).collect()
+    imported.skipped.iter().map(view).collect()
 }
 
 /// Import sessions
@@ -161,10 +164,10 @@ pub async fn import(
     mut params: StrictQuery,
     lines: TextBody,
 ) -> ApiResult<Response> {
-    let principal = caller.writes()?;
+    let principal = caller.authorize_write()?;
     let format = params.one("format")?.map(|f| f.parse::<ImportFormat>()).transpose()?;
     let mut id = params.one("id")?.map(SessionId::new).transpose().map_err(|e| ApiError::from(e).with_param("id"))?;
-    params.end()?;
+    params.reject_unknown()?;
     let (text, body_id) = without_id(lines.as_str())?;
     id = id.or(body_id);
     let mut all = read(&text, format)?;
@@ -178,13 +181,13 @@ pub async fn import(
         ));
     }
     for imported in &mut all {
-        imported.keep_model(|model| app.models.get(model).is_some());
+        imported.skip_unknown_model(|model| app.models.get(model).is_some());
         app.tenure.check_export(&principal, &imported.export)?;
         sessions::check_workspace(&app, &principal, &imported.export.metadata).await?;
     }
-    let mut view = ImportedView { sessions: Vec::new(), left_out: Vec::new(), duplicate_of: Vec::new() };
+    let mut view = ImportedView { sessions: Vec::new(), skipped: Vec::new(), duplicate_of: Vec::new() };
     for imported in all {
-        let earlier = app.tenure.imported_before(&principal, &imported.export).await?;
+        let earlier = app.tenure.find_earlier_imports(&principal, &imported.export).await?;
         view.duplicate_of.extend(earlier.iter().map(ToString::to_string));
         let own_id = imported.export.session_id.clone();
         let first_id = id.clone().or(own_id).unwrap_or_else(SessionId::generate);
@@ -195,7 +198,7 @@ pub async fn import(
             }
             result => result?,
         };
-        view.left_out.extend(left_out(&head.info.session_id, &imported));
+        view.skipped.extend(skipped_parts(&head.info.session_id, &imported));
         view.sessions.push(SessionView::from(&head));
     }
     Ok((StatusCode::CREATED, Json(view)).into_response())
@@ -205,7 +208,7 @@ pub async fn import(
 /// body that is not a JSON object is returned unchanged.
 fn without_id(text: &str) -> ApiResult<(Cow<'_, str>, Option<SessionId>)> {
     let Ok(mut fields) = serde_json::from_str::<RawObject>(text) else { return Ok((text.into(), None)) };
-    let Some(id) = fields.take("id") else { return Ok((text.into(), None)) };
+    let Some(id) = fields.remove("id") else { return Ok((text.into(), None)) };
     let invalid = |reason: String| ApiError::invalid("id", reason);
     match serde_json::from_str::<Option<String>>(id.get()) {
         Ok(Some(id)) => Ok((fields.to_string().into(), Some(SessionId::new(id).map_err(|e| invalid(e.to_string()))?))),

@@ -33,10 +33,10 @@ pub struct ReceiptView {
     responses((status = 200, description = "All data of the user is erased", body = ReceiptView), Ending)
 )]
 pub async fn erase(State(app): State<AppState>, caller: Caller, path: PathParams) -> ApiResult<Json<ReceiptView>> {
-    let principal = caller.administers()?;
+    let principal = caller.authorize_admin()?;
     let user = User::new(path.get("id")?)?;
     if caller.bound_user().is_some_and(|bound| *bound != user) {
-        caller.administers_tenant()?;
+        caller.authorize_tenant_admin()?;
     }
     let receipt = sessions::erase_user(&app, &principal, &user).await?;
     Ok(Json(ReceiptView { user: receipt.user.to_string(), sessions: receipt.sessions, at: receipt.at.to_string() }))

@@ -10,11 +10,11 @@ mod run;
 mod session;
 mod summary;
 
-pub use checkpoint::{CheckpointList, CheckpointView, CheckpointWhole, PendingCall, PlaceBody, state};
+pub use checkpoint::{CheckpointList, CheckpointView, CheckpointWhole, PendingCall, PlaceBody, checkpoint_state};
 pub use errors::{Asking, Ending, Finding, Making, Reading, Writing};
-pub use json::{list, text, with};
+pub use json::{list, to_json, with_fields};
 pub use message::{DiscardedList, DiscardedView, MessageList, MessageView, discarded, messages};
-pub use response::{json, session, shared};
+pub use response::{json, session, shared_body};
 pub use run::{CachedView, RunView};
-pub use session::{ParentView, SessionList, SessionView, SessionWhole, whole};
+pub use session::{ParentView, SessionList, SessionView, SessionWhole, full_session};
 pub use summary::SummaryView;

@@ -29,7 +29,7 @@ pub fn after_turn(app: &AppState, principal: &Principal, id: &SessionId, policy:
         };
         let result = tokio::select! {
             result = app_handle.tenure.compact(&principal, &session_id, &*model, options(&name), None) => result,
-            () = app_handle.tasks.stopping() => return,
+            () = app_handle.tasks.wait_for_stop() => return,
         };
         match result {
             Ok(compaction) if compaction.messages > 0 => {

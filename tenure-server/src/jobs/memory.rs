@@ -11,15 +11,15 @@ const EMBED_EVERY: Duration = Duration::from_secs(600);
 
 /// Computes missing embeddings periodically until the server stops: of all memories after the embedding model
 /// has changed, of a few after the embedder was unavailable.
-pub async fn embed_for_ever(app: &AppState) {
+pub async fn embed_loop(app: &AppState) {
     loop {
         tokio::select! {
             () = embed(app) => {}
-            () = app.tasks.stopping() => return,
+            () = app.tasks.wait_for_stop() => return,
         }
         tokio::select! {
             () = tokio::time::sleep(EMBED_EVERY) => {}
-            () = app.tasks.stopping() => return,
+            () = app.tasks.wait_for_stop() => return,
         }
     }
 }
@@ -42,15 +42,15 @@ async fn embed(app: &AppState) {
 
 /// Runs dreams for every tenant at the configured interval until the server stops. A dream consolidates memory:
 /// it promotes what sessions recalled often to their users. Returns immediately if no interval is configured.
-pub async fn dream_for_ever(app: &AppState) {
+pub async fn dream_loop(app: &AppState) {
     let Some(every) = app.config.dreams.every.duration() else { return };
     loop {
         tokio::select! {
             () = tokio::time::sleep(every.max(Duration::from_secs(1))) => {}
-            () = app.tasks.stopping() => return,
+            () = app.tasks.wait_for_stop() => return,
         }
         for tenant in tenants(app).await {
-            let principal = Principal { tenant, reach: AccessScope::Tenant, ..Principal::default() };
+            let principal = Principal { tenant, scope: AccessScope::Tenant, ..Principal::default() };
             match app.tenure.dream(&principal, &app.config.dreams.rules(), false).await {
                 Ok(dream) if dream.promoted.is_empty() => {}
                 Ok(dream) => tracing::info!(dream = dream.id, promoted = dream.promoted.len(), "dream finished"),

@@ -27,7 +27,7 @@ const MAX_TAKEOVERS: usize = 64;
 /// `MAX_OPTIONS`.
 pub fn detail(model: &str, options: &RawObject) -> Map<String, Value> {
     let mut options = options.clone();
-    ["messages", "model", "stream", "stream_options", "user"].iter().for_each(|name| drop(options.take(name)));
+    ["messages", "model", "stream", "stream_options", "user"].iter().for_each(|name| drop(options.remove(name)));
     let text = options.to_string();
     if text.len() > MAX_OPTIONS {
         return Map::new();
@@ -47,17 +47,17 @@ pub struct Drive {
     /// Receives the run's events as they happen. If it is set, the model is requested to stream.
     pub listener: Option<mpsc::Sender<RunEvent>>,
     /// The time it took to open the run, for the metrics.
-    pub opened: Duration,
+    pub open_duration: Duration,
 }
 
 /// Executes a run until it ends or pauses for review, then records metrics, notifies the webhooks and starts
 /// the compaction that may be due.
-pub async fn drive(app: &AppState, turn: OpenRun, parameters: Drive) -> Result<TurnOutcome, TurnError> {
-    let Drive { model, model_name, options, listener, opened } = parameters;
+pub async fn execute_run(app: &AppState, turn: OpenRun, parameters: Drive) -> Result<TurnOutcome, TurnError> {
+    let Drive { model, model_name, options, listener, open_duration: opened } = parameters;
     let session_id = turn.session_id.clone();
     let run = turn.run.clone();
     let principal = turn.principal().clone();
-    let summaries = turn.compact();
+    let summaries = turn.compaction_policy();
     let stream = listener.is_some();
     let stopwatch = Stopwatch::start();
     let executors = Executors { model: &*model, tools: Some(&*app.tools) };
@@ -70,7 +70,7 @@ pub async fn drive(app: &AppState, turn: OpenRun, parameters: Drive) -> Result<T
 
 /// Executes a run with the model and options stored in its details, until it ends or pauses for review. If the
 /// model is not configured any more, the run fails.
-pub async fn work(
+pub async fn execute_stored_run(
     app: &AppState,
     turn: OpenRun,
     listener: Option<mpsc::Sender<RunEvent>>,
@@ -91,7 +91,8 @@ pub async fn work(
         None => model,
     };
     let model = Arc::new(TimedModel::new(model));
-    let outcome = drive(app, turn, Drive { model, model_name, options, listener, opened: Duration::ZERO }).await;
+    let outcome =
+        execute_run(app, turn, Drive { model, model_name, options, listener, open_duration: Duration::ZERO }).await;
     match &outcome {
         Ok(turn_outcome) => {
             tracing::debug!(%session_id, run = %run, waiting = turn_outcome.waiting, "run ended or paused")
@@ -107,7 +108,7 @@ struct MissingModel(String);
 #[async_trait::async_trait]
 impl Model for MissingModel {
     async fn ask(&self, _: tenure::Prompt) -> Result<tenure::ModelStream, ModelError> {
-        Err(ModelError::Unreachable { why: format!("model {:?} is not configured", self.0) })
+        Err(ModelError::Unreachable { reason: format!("model {:?} is not configured", self.0) })
     }
 }
 
@@ -147,13 +148,13 @@ async fn notify_run_ended(
 
 /// Takes over a run that no node executes, and resumes it in the background. Does nothing if another node takes
 /// it first.
-pub fn take(app: &AppState, head: Head) {
+pub fn spawn_takeover(app: &AppState, head: Head) {
     let app_handle = app.clone();
     app.tasks.spawn(async move {
-        match app_handle.tenure.take_over(&head).await {
+        match app_handle.tenure.claim_orphaned_run(&head).await {
             Ok(Some(turn)) => {
                 tracing::info!(session_id = %turn.session_id, run = %turn.run, "resuming a run");
-                drop(work(&app_handle, turn, None, None).await);
+                drop(execute_stored_run(&app_handle, turn, None, None).await);
             }
             Ok(None) => {}
             Err(e) => tracing::warn!(session_id = %head.info.session_id, error = %e, "could not take over a run"),
@@ -163,11 +164,11 @@ pub fn take(app: &AppState, head: Head) {
 
 /// Run recovery loop: takes over abandoned runs and decides reviews whose timeout has passed, until the server
 /// stops. Polls every third of the lease duration, between 50 ms and 10 s.
-pub async fn look_after(app: &AppState) {
+pub async fn run_loop(app: &AppState) {
     let pause = (app.tenure.limits().lease / 3).clamp(Duration::from_millis(50), Duration::from_secs(10));
     loop {
-        match app.tenure.abandoned(MAX_TAKEOVERS).await {
-            Ok(heads) => heads.into_iter().for_each(|head| take(app, head)),
+        match app.tenure.find_orphaned_runs(MAX_TAKEOVERS).await {
+            Ok(heads) => heads.into_iter().for_each(|head| spawn_takeover(app, head)),
             Err(e) => tracing::warn!(error = %e, "could not list abandoned runs; retrying"),
         }
         if let Err(e) = app.tenure.decide_overdue().await {
@@ -175,7 +176,7 @@ pub async fn look_after(app: &AppState) {
         }
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            () = app.tasks.stopping() => return,
+            () = app.tasks.wait_for_stop() => return,
         }
     }
 }

@@ -50,7 +50,7 @@ pub struct MissedStart {
     /// The due time.
     pub at: Timestamp,
     /// The reason for not running.
-    pub why: String,
+    pub reason: String,
 }
 
 /// The stored outcome of one due time. Records are append-only and none invalidates another, so concurrent
@@ -64,7 +64,7 @@ enum ScheduleRecord {
     },
     Missed {
         at: Timestamp,
-        why: String,
+        reason: String,
     },
     /// A run was started. Overrides a `Missed` record of the same time from another node.
     Ran {
@@ -139,7 +139,7 @@ impl<'a> ScheduleJob<'a> {
     async fn record_missed(&self, at: Timestamp, reason: &str) -> tenure::Result<()> {
         tracing::warn!(schedule = self.compiled.schedule.name, %at, reason, "scheduled run missed");
         metrics::counter!("tenure_schedules_total", "what" => "missed").increment(1);
-        self.put_record(&ScheduleRecord::Missed { at, why: reason.to_owned() }).await
+        self.put_record(&ScheduleRecord::Missed { at, reason: reason.to_owned() }).await
     }
 
     /// Evaluates the schedule: starts the run that is due and records missed times. Returns the next due time,
@@ -187,7 +187,7 @@ impl<'a> ScheduleJob<'a> {
 
     async fn is_running(&self, state: &ScheduleState) -> tenure::Result<bool> {
         let (Some(session), Some(run)) = (&state.session, &state.run) else { return Ok(false) };
-        match self.app.tenure.run(&self.compiled.principal, session, run).await {
+        match self.app.tenure.get_run(&self.compiled.principal, session, run).await {
             Ok((_, run)) => Ok(run.ended.is_none()),
             Err(tenure::Error::NotFound { .. } | tenure::Error::NoSuchRun { .. } | tenure::Error::Gone { .. }) => {
                 Ok(false)
@@ -203,7 +203,7 @@ impl<'a> ScheduleJob<'a> {
         let input = self.compiled.input_at(at, count).map_err(|e| tenure::Error::invalid("input", format!("{e:#}")))?;
         let key = format!("schedule/{name}/{}", at.as_second());
         let body = blake3::hash(name.as_bytes()).to_hex().to_string();
-        if let Some(started) = self.app.tenure.started(&self.compiled.principal, &key, &body).await? {
+        if let Some(started) = self.app.tenure.find_by_idempotency_key(&self.compiled.principal, &key, &body).await? {
             return Ok(started);
         }
         let model = sessions::assistant_model(self.app, &self.compiled.principal, assistant).await?;
@@ -222,13 +222,15 @@ impl<'a> ScheduleJob<'a> {
             idempotency: Some((key.clone(), body.clone())),
             ..TurnRequest::default()
         };
-        match self.app.tenure.turn(&self.compiled.principal, request).await? {
-            TurnStart::Before { session_id, run, .. } => Ok((session_id, run)),
-            TurnStart::Turn(turn) => {
+        match self.app.tenure.begin_turn(&self.compiled.principal, request).await? {
+            TurnStart::AlreadyAnswered { session_id, run, .. } => Ok((session_id, run)),
+            TurnStart::Run(turn) => {
                 let started = (turn.session_id.clone(), turn.run.clone());
                 tracing::info!(schedule = name, session_id = %started.0, run = %started.1, "scheduled run started");
                 let app_handle = self.app.clone();
-                self.app.tasks.spawn(async move { drop(runs::work(&app_handle, *turn, None, None).await) });
+                self.app
+                    .tasks
+                    .spawn(async move { drop(runs::execute_stored_run(&app_handle, *turn, None, None).await) });
                 Ok(started)
             }
         }
@@ -240,7 +242,7 @@ impl ScheduleState {
         self.last = self.last.max(Some(record.at()));
         match record {
             ScheduleRecord::New { .. } => {}
-            ScheduleRecord::Missed { at, why } => self.missed.push(MissedStart { at, why }),
+            ScheduleRecord::Missed { at, reason: why } => self.missed.push(MissedStart { at, reason: why }),
             ScheduleRecord::Ran { at, count, session, run } => {
                 self.count = count;
                 self.session = Some(session);
@@ -253,22 +255,22 @@ impl ScheduleState {
 
 /// Evaluates all schedules whenever one is due, until the server stops. Returns immediately if none is
 /// configured.
-pub async fn watch(app: &AppState) {
+pub async fn run_loop(app: &AppState) {
     if app.schedules.is_empty() {
         return;
     }
     loop {
-        let wait = Duration::try_from(look(app).await.duration_since(app.tenure.now())).unwrap_or_default();
+        let wait = Duration::try_from(evaluate_all(app).await.duration_since(app.tenure.now())).unwrap_or_default();
         tokio::select! {
             () = tokio::time::sleep(wait.max(Duration::from_millis(500))) => {}
-            () = app.tasks.stopping() => return,
+            () = app.tasks.wait_for_stop() => return,
         }
     }
 }
 
 /// Evaluates all schedules once. Returns the time of the next evaluation, at most `MAX_EVALUATION_INTERVAL` from
 /// now. A schedule that fails is logged and retried then.
-pub async fn look(app: &AppState) -> Timestamp {
+pub async fn evaluate_all(app: &AppState) -> Timestamp {
     let mut soonest = app.tenure.now().saturating_add(MAX_EVALUATION_INTERVAL).unwrap_or(Timestamp::MAX);
     for compiled in &app.schedules {
         match ScheduleJob::new(app, compiled).evaluate().await {

@@ -9,17 +9,17 @@ pub fn start_all(app: &AppState) {
     let app_handle = app.clone();
     app.tasks.spawn(async move { sweep::run_loop(&app_handle).await });
     let app_handle = app.clone();
-    app.tasks.spawn(async move { runs::look_after(&app_handle).await });
+    app.tasks.spawn(async move { runs::run_loop(&app_handle).await });
     let app_handle = app.clone();
-    app.tasks.spawn(async move { schedules::watch(&app_handle).await });
+    app.tasks.spawn(async move { schedules::run_loop(&app_handle).await });
     let app_handle = app.clone();
-    app.tasks.spawn(async move { memory::embed_for_ever(&app_handle).await });
+    app.tasks.spawn(async move { memory::embed_loop(&app_handle).await });
     let app_handle = app.clone();
-    app.tasks.spawn(async move { memory::dream_for_ever(&app_handle).await });
+    app.tasks.spawn(async move { memory::dream_loop(&app_handle).await });
     let app_handle = app.clone();
-    app.tasks.spawn(async move { app_handle.transcripts.follow(&app_handle.tenure, &app_handle.tasks).await });
+    app.tasks.spawn(async move { app_handle.transcripts.run_loop(&app_handle.tenure, &app_handle.tasks).await });
     let app_handle = app.clone();
-    app.tasks.spawn(async move { metrics::upkeep(app_handle.tasks.stopping()).await });
+    app.tasks.spawn(async move { metrics::upkeep(app_handle.tasks.wait_for_stop()).await });
     let app_handle = app.clone();
-    app.tasks.spawn(async move { app_handle.tools.reap_until(app_handle.tasks.stopping()).await });
+    app.tasks.spawn(async move { app_handle.tools.reap_until(app_handle.tasks.wait_for_stop()).await });
 }

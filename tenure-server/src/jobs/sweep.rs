@@ -26,7 +26,7 @@ pub async fn run_loop(app: &App) {
         // A sweep that is cancelled by a shutdown is repeated after the restart.
         let next = tokio::select! {
             next = sweep(&app.tenure) => next,
-            () = app.tasks.stopping() => return,
+            () = app.tasks.wait_for_stop() => return,
         };
         let stopwatch = Stopwatch::start();
         loop {
@@ -42,7 +42,7 @@ pub async fn run_loop(app: &App) {
             }
             tokio::select! {
                 () = tokio::time::sleep(remaining.min(MIN_INTERVAL)) => {}
-                () = app.tasks.stopping() => return,
+                () = app.tasks.wait_for_stop() => return,
             }
         }
     }
@@ -98,7 +98,7 @@ mod tests {
         for (ttl, want) in [("2h", minutes(30)), ("20m", minutes(5)), ("1s", MIN_INTERVAL)] {
             let mut assistant = Assistant { name: format!("a-{ttl}"), ..Assistant::default() };
             assistant.sessions.ttl = Some(ttl.parse().unwrap());
-            let principal = Principal { reach: AccessScope::Tenant, ..Principal::default() };
+            let principal = Principal { scope: AccessScope::Tenant, ..Principal::default() };
             tenure.put_assistant(&principal, assistant).await.unwrap();
             assert_eq!(interval(&tenure), want);
         }

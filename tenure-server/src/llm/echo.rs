@@ -8,7 +8,7 @@ use crate::config::BUILT_IN_MODEL;
 use async_trait::async_trait;
 use futures_util::stream;
 use serde_json::{Value, json};
-use tenure::summary::{BEFORE, REQUEST, TURNS};
+use tenure::summary::{CONVERSATION_HEADING, PREVIOUS_SUMMARY_HEADING, REQUEST};
 use tenure::{Message, Model, ModelChunk, ModelError, ModelStream, Prompt, Role};
 
 /// The built-in, deterministic model.
@@ -28,7 +28,7 @@ impl Model for EchoModel {
         if !prompt.stream {
             let choice = json!({"index": 0, "message": message, "finish_reason": finish});
             let body = json!({"id": id, "object": "chat.completion", "created": 0, "model": BUILT_IN_MODEL, "choices": [choice], "usage": usage});
-            return Ok(Box::pin(stream::iter([Ok(ModelChunk::Whole(body.to_string()))])));
+            return Ok(Box::pin(stream::iter([Ok(ModelChunk::Complete(body.to_string()))])));
         }
         let mut deltas = vec![json!({"role": "assistant", "content": ""})];
         if let Some(text) = message["content"].as_str() {
@@ -65,7 +65,7 @@ fn answer(messages: &[Message]) -> Value {
     {
         return json!({"role": "assistant", "content": summary(&transcript.text())});
     }
-    let last = messages.iter().rev().find(|m| !m.role().instructs());
+    let last = messages.iter().rev().find(|m| !m.role().is_instruction());
     let count = format!("I see {} message{}.", messages.len(), if messages.len() == 1 { "" } else { "s" });
     let Some(last) = last else {
         return json!({"role": "assistant", "content": format!("Nobody has said anything. {count}")});
@@ -88,8 +88,8 @@ fn answer(messages: &[Message]) -> Value {
 
 /// Summarizes a conversation as a list of the first 40 characters of each user message.
 fn summary(transcript: &str) -> String {
-    let (before, turns) = transcript.split_once(TURNS).unwrap_or(("", transcript));
-    let before = before.trim().strip_prefix(BEFORE).map(|b| b.trim().to_owned());
+    let (before, turns) = transcript.split_once(CONVERSATION_HEADING).unwrap_or(("", transcript));
+    let before = before.trim().strip_prefix(PREVIOUS_SUMMARY_HEADING).map(|b| b.trim().to_owned());
     let user_lines = turns.lines().filter_map(|line| line.strip_prefix("user: ")).map(|t| t.chars().take(40).collect());
     let all: Vec<String> = before.into_iter().chain(user_lines).collect();
     let all = all.join("; ");

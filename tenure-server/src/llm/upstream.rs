@@ -99,7 +99,7 @@ impl Upstream {
     }
 
     fn idle_error(&self) -> ModelError {
-        ModelError::TimedOut { why: format!("no data for {:?} (`idle_timeout`)", self.idle) }
+        ModelError::TimedOut { reason: format!("no data for {:?} (`idle_timeout`)", self.idle) }
     }
 
     async fn read(&self, response: Response, max: usize) -> Result<String, ModelError> {
@@ -174,7 +174,7 @@ impl Model for Upstream {
             return Ok(Box::pin(self.stream(response)));
         }
         let body = self.read(response, MAX_ANSWER_BYTES).await?;
-        Ok(Box::pin(stream::iter([Ok(ModelChunk::Whole(body))])))
+        Ok(Box::pin(stream::iter([Ok(ModelChunk::Complete(body))])))
     }
 }
 
@@ -193,12 +193,12 @@ fn messages_json(messages: &[Message]) -> String {
 }
 
 fn broken(reason: impl Into<String>) -> ModelError {
-    ModelError::Broken { why: reason.into() }
+    ModelError::Broken { reason: reason.into() }
 }
 
 fn unreachable_or_broken(e: &reqwest::Error) -> ModelError {
     if e.is_timeout() || e.is_connect() {
-        ModelError::Unreachable { why: error_chain(e) }
+        ModelError::Unreachable { reason: error_chain(e) }
     } else {
         broken(error_chain(e))
     }

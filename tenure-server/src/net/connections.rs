@@ -202,7 +202,7 @@ impl Connection {
     }
 
     /// Records the start of a request. The request is in flight until the guard is dropped.
-    pub fn begin(self: &Arc<Self>) -> InFlight {
+    pub fn begin_request(self: &Arc<Self>) -> InFlight {
         self.in_flight.fetch_add(1, Relaxed);
         self.used.store(true, Relaxed);
         self.idle_bytes.store(0, Relaxed);
@@ -216,12 +216,12 @@ impl Connection {
     }
 
     /// Records that a request on this connection was authenticated.
-    pub fn authenticated(&self) {
+    pub fn mark_authenticated(&self) {
         self.authenticated.store(true, Relaxed);
     }
 
     /// Records that a response is sent without reading the rest of the request's body.
-    pub fn leaves_unread(&self) {
+    pub fn mark_unread(&self) {
         self.unread.store(true, Relaxed);
     }
 
@@ -231,7 +231,7 @@ impl Connection {
     }
 
     /// Counts received bytes. Returns true if more than `MAX_IDLE_BYTES` were received without a request.
-    pub fn received(&self, bytes: usize) -> bool {
+    pub fn record_received(&self, bytes: usize) -> bool {
         self.in_flight.load(Relaxed) == 0
             && self.idle_bytes.fetch_add(bytes as u64, Relaxed) + bytes as u64 > MAX_IDLE_BYTES
     }
@@ -263,7 +263,7 @@ impl AdmittedConnection {
 
     /// Completes when the connection is to be closed: it was evicted, or had no request for too long. Only requests
     /// count as activity: neither pings nor half a request keep a connection open.
-    pub async fn close(&self) -> CloseReason {
+    pub async fn wait_for_close(&self) -> CloseReason {
         tokio::select! {
             () = self.connection.evicted.notified() => CloseReason::Evicted,
             limit = self.wait_for_idle_timeout() => CloseReason::Idle(limit),
@@ -333,15 +333,15 @@ mod tests {
         let all = connections("limits: {max_connections: 4}");
         let open: Vec<_> = (1..=4).map(|i| all.admit(ip(&format!("10.0.0.{i}"))).unwrap()).collect();
         let is_open = |i: usize| all.lock().open.contains_key(&open[i].connection.id);
-        open[0].connection.authenticated();
-        open[1].connection.authenticated();
-        let _busy = (open[1].connection.begin(), open[2].connection.begin());
+        open[0].connection.mark_authenticated();
+        open[1].connection.mark_authenticated();
+        let _busy = (open[1].connection.begin_request(), open[2].connection.begin_request());
         for (i, evicted) in [3, 2, 0].into_iter().enumerate() {
             let new = all.admit(ip("10.0.0.9")).unwrap();
             assert!(!is_open(evicted), "{i}");
             // The freed slot was taken by an authenticated connection.
-            new.connection.authenticated();
-            std::mem::forget(new.connection.begin());
+            new.connection.mark_authenticated();
+            std::mem::forget(new.connection.begin_request());
             std::mem::forget(new);
         }
         assert!(is_open(1));
@@ -355,8 +355,8 @@ mod tests {
             connections("trusted_proxies: [10.9.0.0/16, '2001:db8:9::5']\nlimits: {max_connections_per_address: 2}");
         let busy = |address: &str| {
             let admitted = all.admit(ip(address))?;
-            admitted.connection.authenticated();
-            std::mem::forget(admitted.connection.begin());
+            admitted.connection.mark_authenticated();
+            std::mem::forget(admitted.connection.begin_request());
             Ok::<_, ConnectionLimitReached>(admitted)
         };
         let first = busy("10.0.0.1").unwrap();
@@ -380,24 +380,24 @@ mod tests {
     async fn idle_connections_are_closed() {
         let all = connections("limits: {header_timeout: 40ms, idle_timeout: 80ms}");
         let silent = all.admit(ip("10.0.0.1")).unwrap();
-        assert_eq!(silent.close().await, CloseReason::Idle("header_timeout"));
+        assert_eq!(silent.wait_for_close().await, CloseReason::Idle("header_timeout"));
         let used = all.admit(ip("10.0.0.1")).unwrap();
-        drop(used.connection.begin());
-        assert_eq!(used.close().await, CloseReason::Idle("idle_timeout"));
+        drop(used.connection.begin_request());
+        assert_eq!(used.wait_for_close().await, CloseReason::Idle("idle_timeout"));
         let busy = all.admit(ip("10.0.0.1")).unwrap();
-        let _request = busy.connection.begin();
-        assert!(tokio::time::timeout(Duration::from_millis(200), busy.close()).await.is_err());
+        let _request = busy.connection.begin_request();
+        assert!(tokio::time::timeout(Duration::from_millis(200), busy.wait_for_close()).await.is_err());
     }
 
     #[test]
     fn bytes_without_a_request_are_limited() {
         let all = connections("");
         let open = all.admit(ip("10.0.0.1")).unwrap();
-        let flood = |open: &AdmittedConnection| (0..300).any(|_| open.connection.received(16 << 10));
+        let flood = |open: &AdmittedConnection| (0..300).any(|_| open.connection.record_received(16 << 10));
         assert!(flood(&open));
-        let request = open.connection.begin();
+        let request = open.connection.begin_request();
         assert!(!flood(&open), "a body may be of any size");
         drop(request);
-        assert!(!open.connection.received(1 << 20));
+        assert!(!open.connection.record_received(1 << 20));
     }
 }

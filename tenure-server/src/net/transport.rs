@@ -101,7 +101,7 @@ impl AsyncRead for Transport {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
         let received = &mut buffer.filled_mut()[before..];
-        if this.connection.received(received.len()) {
+        if this.connection.record_received(received.len()) {
             tracing::debug!("connection closed: too much data without a request");
             return Poll::Ready(Err(Error::new(ErrorKind::ConnectionAborted, "too much data without a request")));
         }
@@ -119,7 +119,7 @@ impl AsyncWrite for Transport {
         if this.replacement.is_none()
             && let Some(error) = with_envelope(bytes)
         {
-            this.connection.leaves_unread();
+            this.connection.mark_unread();
             this.replacement = Some((error, bytes.len()));
         }
         if this.replacement.is_some() {

@@ -75,7 +75,7 @@ pub struct ConnectionGuard(());
 
 impl ConnectionGuard {
     /// Increments the number of open connections.
-    pub fn opened() -> Self {
+    pub fn open() -> Self {
         gauge!("tenure_connections").increment(1.0);
         Self(())
     }

@@ -69,7 +69,7 @@ where
     let endpoint =
         format!("{}/v1/traces", crate::config::http_url("telemetry.otlp", url)?.as_str().trim_end_matches('/'));
     let exporter = SpanExporter::builder().with_http().with_protocol(Protocol::HttpJson).with_endpoint(endpoint);
-    crate::http_client::install();
+    crate::http_client::install_tls_provider();
     let exporter = exporter.build().map_err(|e| anyhow!("telemetry.otlp: {e}"))?;
     let version = opentelemetry::KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
     let resource = Resource::builder().with_service_name("tenure").with_attribute(version).build();
@@ -125,12 +125,12 @@ impl ChatSpan {
     }
 
     /// Records the id of the session.
-    pub fn in_session(&self, id: &SessionId) {
+    pub fn record_session(&self, id: &SessionId) {
         self.0.record("gen_ai.conversation.id", id.as_str());
     }
 
     /// Records the outcome: model, finish reason and token usage, or the error.
-    pub fn ended(&self, outcome: &Result<TurnOutcome, TurnError>) {
+    pub fn record_outcome(&self, outcome: &Result<TurnOutcome, TurnError>) {
         let answer = match outcome {
             Ok(turn_outcome) => &turn_outcome.answer,
             Err(e) => {

@@ -4,8 +4,8 @@
 //! attempt of the same call. Any status is an answer: 2xx is a result, everything else a failed result. A missing
 //! response is a lost call, unless the connection could not be established (D-054).
 
-use super::text::{MAX_ANSWER_BYTES, clip, spoken};
-use crate::config::{http_url, tools::reveal};
+use super::text::{MAX_ANSWER_BYTES, clip, format_duration};
+use crate::config::{http_url, tools::resolve_secrets};
 use anyhow::Context;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
@@ -26,7 +26,7 @@ pub struct Endpoint {
 /// Builds the declared headers. Their values are marked as sensitive, so that debug output omits them.
 pub fn headers(secrets: &std::collections::BTreeMap<String, tenure::Secret>) -> anyhow::Result<HeaderMap> {
     let mut headers = HeaderMap::new();
-    for (name, value) in reveal(secrets)? {
+    for (name, value) in resolve_secrets(secrets)? {
         let header: HeaderName = name.parse().with_context(|| format!("{name:?} is not a valid header name"))?;
         let mut value = HeaderValue::from_str(&value)
             .with_context(|| format!("the value of {name} is not a valid header value"))?;
@@ -52,7 +52,7 @@ impl Endpoint {
             idempotent: source.idempotent,
             cache: source.cache.unwrap_or(source.read_only),
         };
-        Ok(Self { tool, client, url: http_url("url", &source.url)?, timeout: source.limit() })
+        Ok(Self { tool, client, url: http_url("url", &source.url)?, timeout: source.effective_timeout() })
     }
 
     /// Returns the tool's definition.
@@ -76,7 +76,7 @@ impl Endpoint {
             .body(serde_json::Value::Object(call.arguments.clone()).to_string());
         match tokio::time::timeout(self.timeout, self.answer(request)).await {
             Ok(outcome) => outcome,
-            Err(_) => Err(ToolError::Lost(format!("no response within {}", spoken(self.timeout)))),
+            Err(_) => Err(ToolError::Lost(format!("no response within {}", format_duration(self.timeout)))),
         }
     }
 

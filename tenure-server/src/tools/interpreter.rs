@@ -4,7 +4,7 @@ use super::process_group::{Interrupter, ProcessGroup};
 use super::sandbox::plan::{
     FROM_INTERPRETER, FROM_SANDBOX, Features, SUBCOMMAND, SandboxJob, SandboxPlan, SandboxReport,
 };
-use super::text::spoken;
+use super::text::format_duration;
 use crate::clock::Stopwatch;
 use crate::config::tools::Require;
 use anyhow::{Context, bail};
@@ -149,7 +149,7 @@ impl Process {
         command.arg(SUBCOMMAND).arg(serde_json::to_string(&SandboxJob::Supervise(plan))?).env_clear();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         command.process_group(0).kill_on_drop(true);
-        let mut group = ProcessGroup::of(command.spawn().context("could not start the sandbox")?);
+        let mut group = ProcessGroup::new(command.spawn().context("could not start the sandbox")?);
         let child = group.child();
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             bail!("the sandbox process has no pipes")
@@ -189,7 +189,7 @@ impl Process {
                     Ok(InterpreterEnded::Died(reason)) => CallOutcome::Died(reason),
                     Err(_) => CallOutcome::Died(format!(
                         "the call took longer than {} and could not be interrupted",
-                        spoken(limit)
+                        format_duration(limit)
                     )),
                 }
             }
@@ -200,7 +200,7 @@ impl Process {
 
     /// Waits up to `grace` for the answer to a cancelled call. Returns true if the interpreter is ready for the
     /// next one.
-    pub async fn settles(&mut self, grace: Duration) -> bool {
+    pub async fn drain_cancelled_call(&mut self, grace: Duration) -> bool {
         match self.state {
             InterpreterState::Idle => true,
             InterpreterState::Writing => false,
@@ -211,7 +211,7 @@ impl Process {
     }
 
     /// Returns how long the answer to a cancelled call has been outstanding, or `None` if the interpreter is idle.
-    pub fn given_up(&self) -> Option<Duration> {
+    pub fn outstanding_since_cancel(&self) -> Option<Duration> {
         match self.state {
             InterpreterState::Idle => None,
             InterpreterState::Writing => Some(Duration::MAX),

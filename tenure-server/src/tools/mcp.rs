@@ -3,9 +3,9 @@
 //! The connection is opened on first use, reused, and reopened after the server has died. The list of tools is
 //! requested once per connection, and again when the server notifies that it has changed.
 
-use super::patterns::said;
+use super::patterns::match_patterns;
 use super::process_group::ProcessGroup;
-use super::text::{MAX_ANSWER_BYTES, clip, spoken};
+use super::text::{MAX_ANSWER_BYTES, clip, format_duration};
 use crate::config::{http_url, tools};
 use crate::names::callable_name;
 use anyhow::Context;
@@ -90,7 +90,7 @@ impl McpServer {
     pub fn new(source: &McpSource) -> anyhow::Result<Self> {
         let (name, transport) = match (&source.command, &source.url) {
             (Some(command), _) => {
-                let env = tools::reveal(&source.env).context("mcp.env")?;
+                let env = tools::resolve_secrets(&source.env).context("mcp.env")?;
                 (command.clone(), McpTransport::Program { command: command.clone(), env })
             }
             (None, url) => {
@@ -123,7 +123,7 @@ impl McpServer {
     }
 
     /// Returns why the list of tools could not be updated, or `None` if that succeeded.
-    pub fn why_unknown(&self) -> Option<String> {
+    pub fn last_error(&self) -> Option<String> {
         self.last_error.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
@@ -163,14 +163,14 @@ impl McpServer {
             tool.annotations.as_ref().and_then(hint).unwrap_or(false)
         };
         let McpSource { prefix, read_only, idempotent, cache, .. } = &self.source;
-        let read_only = said(read_only, &name).unwrap_or_else(|| hint(|a| a.read_only_hint));
+        let read_only = match_patterns(read_only, &name).unwrap_or_else(|| hint(|a| a.read_only_hint));
         let tool = Tool {
             name: callable_name(&prefix.as_ref().map_or_else(|| name.clone(), |p| format!("{p}_{name}"))),
             description: tool.description.map(Into::into).or(tool.title).unwrap_or_default(),
             parameters: serde_json::Value::Object((*tool.input_schema).clone()),
             read_only,
-            idempotent: said(idempotent, &name).unwrap_or_else(|| hint(|a| a.idempotent_hint)),
-            cache: said(cache, &name).unwrap_or(read_only),
+            idempotent: match_patterns(idempotent, &name).unwrap_or_else(|| hint(|a| a.idempotent_hint)),
+            cache: match_patterns(cache, &name).unwrap_or(read_only),
         };
         McpTool { name, tool }
     }
@@ -186,7 +186,7 @@ impl McpServer {
     async fn ask_once(&self, params: CallToolRequestParams) -> Result<ToolOutput, ToolError> {
         let connection = self.connection().await?;
         // On timeout the request future is dropped, which sends a cancellation to the server.
-        let limit = self.source.limit();
+        let limit = self.source.effective_timeout();
         let response = tokio::time::timeout(limit, connection.peer.call_tool_once(params)).await;
         match response.map_err(|_| self.timeout_error(limit))? {
             Ok(CallToolResponse::Complete(result)) => Ok(output(result)),
@@ -202,7 +202,7 @@ impl McpServer {
     }
 
     fn timeout_error(&self, limit: Duration) -> ToolError {
-        ToolError::Lost(format!("the MCP server {} did not answer within {}", self.name, spoken(limit)))
+        ToolError::Lost(format!("the MCP server {} did not answer within {}", self.name, format_duration(limit)))
     }
 
     fn error(&self, e: ServiceError) -> ToolError {
@@ -281,7 +281,7 @@ impl McpServer {
 
     fn start(&self, command: &str, env: &[(String, String)]) -> anyhow::Result<ProcessGroup> {
         let mut program = tokio::process::Command::new(command);
-        program.args(&self.source.args).env_clear().envs(tools::harmless());
+        program.args(&self.source.args).env_clear().envs(tools::inherited_environment());
         program.envs(env.iter().map(|(name, value)| (name, value)));
         program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = program.process_group(0).kill_on_drop(true).spawn()?;
@@ -291,7 +291,7 @@ impl McpServer {
             // A separate thread, which ends with the process, so that its standard error is always drained.
             std::thread::Builder::new().name("mcp-stderr".into()).spawn(move || copy_to_log(log, &name))?;
         }
-        Ok(ProcessGroup::of(child))
+        Ok(ProcessGroup::new(child))
     }
 
     /// Closes the connection and ends the child process.

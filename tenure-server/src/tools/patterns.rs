@@ -4,7 +4,7 @@ use tenure::matches_pattern;
 
 /// Returns whether a list of patterns includes (`Some(true)`) or excludes (`Some(false)`, with the prefix `!`) a
 /// name; the last matching pattern wins. `None` means that no pattern matches.
-pub fn said(patterns: &[String], name: &str) -> Option<bool> {
+pub fn match_patterns(patterns: &[String], name: &str) -> Option<bool> {
     patterns.iter().rev().find_map(|pattern| match pattern.strip_prefix('!') {
         Some(pattern) => matches_pattern(pattern, name).then_some(false),
         None => matches_pattern(pattern, name).then_some(true),
@@ -30,6 +30,9 @@ mod tests {
             assert_eq!(matches_pattern(pattern, name), want, "{pattern} {name}");
         }
         let patterns = ["get_*".to_owned(), "!get_lock".to_owned()];
-        assert_eq!(["get_x", "get_lock", "put_x"].map(|name| said(&patterns, name)), [Some(true), Some(false), None]);
+        assert_eq!(
+            ["get_x", "get_lock", "put_x"].map(|name| match_patterns(&patterns, name)),
+            [Some(true), Some(false), None]
+        );
     }
 }

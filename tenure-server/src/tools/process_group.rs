@@ -16,7 +16,7 @@ pub struct ProcessGroup {
 
 impl ProcessGroup {
     /// Takes ownership of a child that was started with `process_group(0)`.
-    pub fn of(child: Child) -> Self {
+    pub fn new(child: Child) -> Self {
         let id = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         Self { child, id }
     }

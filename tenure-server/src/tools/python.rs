@@ -6,7 +6,7 @@
 
 use super::interpreter::{self, CallOutcome, Process, TIME_TO_START};
 use super::sandbox::plan::{FileLimits, Interpreter, ProcessLimits, SandboxPlan};
-use super::text::spoken;
+use super::text::format_duration;
 use crate::clock::Stopwatch;
 use crate::config::tools::{Python, is_mountable};
 use crate::names::callable_name;
@@ -103,7 +103,7 @@ impl Pool {
         let mut current = slot.process.lock().await;
         let grace = self.settings.grace.duration().unwrap_or_default();
         if let Some(process) = &mut *current
-            && !process.settles(grace).await
+            && !process.drain_cancelled_call(grace).await
         {
             self.end_process(&call.session, current.take(), "a cancelled call could not be interrupted").await;
         }
@@ -123,7 +123,7 @@ impl Pool {
         let mut output = match outcome {
             CallOutcome::Done(answer) => ToolOutput { content: answer.text, failed: answer.failed },
             CallOutcome::Interrupted(answer) => {
-                let time = spoken(limit);
+                let time = format_duration(limit);
                 let text = answer.text;
                 let content = format!("{text}\n[interrupted after {time}; earlier definitions are kept]");
                 ToolOutput { content, failed: true }
@@ -212,7 +212,8 @@ impl Pool {
                 else {
                     return true;
                 };
-                let stuck = process.as_ref().is_some_and(|p| p.given_up().is_some_and(|time| time > grace));
+                let stuck =
+                    process.as_ref().is_some_and(|p| p.outstanding_since_cancel().is_some_and(|time| time > grace));
                 if slot.idle() <= idle && !stuck {
                     return true;
                 }

@@ -23,7 +23,7 @@ pub fn clip(mut text: String) -> String {
 }
 
 /// Formats a duration in human-readable units.
-pub fn spoken(time: Duration) -> String {
+pub fn format_duration(time: Duration) -> String {
     tenure::HumanDuration::of(time).to_string()
 }
 

@@ -124,7 +124,7 @@ impl Tools for Toolbox {
                 ToolboxSource::Http(_) => {}
                 ToolboxSource::Mcp(server) => match server.call(call).await {
                     Some(outcome) => return outcome,
-                    None => last_error = last_error.or(server.why_unknown()),
+                    None => last_error = last_error.or(server.last_error()),
                 },
             }
         }

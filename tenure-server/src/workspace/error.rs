@@ -11,10 +11,10 @@ pub const METADATA_KEY: &str = "workspace";
 pub enum WorkspaceError {
     /// The name is invalid, or does not denote a directory of the tenant.
     #[error("{0}")]
-    Name(String),
+    InvalidName(String),
     /// There is no commit of the workspace at or before the requested point.
     #[error("{0}")]
-    NotKept(String),
+    NotCommitted(String),
     /// Another session or another process holds the workspace's lock.
     #[error("the workspace is in use by another session; try again in a moment")]
     Busy,
@@ -38,7 +38,7 @@ pub enum WorkspaceError {
 }
 
 impl WorkspaceError {
-    pub(super) fn at(path: &Path, e: impl std::fmt::Display) -> Self {
+    pub(super) fn at_path(path: &Path, e: impl std::fmt::Display) -> Self {
         Self::Failed(format!("workspace, {}: {e}", path.display()))
     }
 }

@@ -33,7 +33,7 @@ impl SessionRepository {
     pub fn open(dir: &Path, lock: &Path) -> Result<Self, WorkspaceError> {
         let lock_file = acquire_lock(lock)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let files = rustix::fs::open(dir, flags, Mode::empty()).map_err(|e| WorkspaceError::at(dir, e))?;
+        let files = rustix::fs::open(dir, flags, Mode::empty()).map_err(|e| WorkspaceError::at_path(dir, e))?;
         let git_dir = dir.join(".git");
         if git_dir.symlink_metadata().is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) {
             init_repository(&dir.join(tree::UNFINISHED), &git_dir)?;
@@ -78,7 +78,8 @@ impl SessionRepository {
         let parents: Vec<&Commit<'_>> = parent.iter().collect();
         let now = Time::new(crate::clock::now().as_second(), 0);
         let signature = Signature::new("tenure", "tenure@localhost", &now)?;
-        let mut message = format!("{}\n\n{SESSION_TRAILER}{} {}\n", note.what, note.session, note.born);
+        let mut message =
+            format!("{}\n\n{SESSION_TRAILER}{} {}\n", note.subject, note.session, note.session_created_at);
         if let Some(seq) = note.seq {
             message.push_str(&format!("{SEQ_TRAILER}{seq}\n"));
         }
@@ -107,7 +108,7 @@ impl SessionRepository {
             Ok(reference) if reference.kind() == Some(git2::ReferenceType::Direct) => {
                 Ok(Some(reference.peel_to_commit()?))
             }
-            Ok(_) => Err(WorkspaceError::at(
+            Ok(_) => Err(WorkspaceError::at_path(
                 &self.dir,
                 format!("{name} was replaced by a symbolic ref; delete it to continue"),
             )),
@@ -132,7 +133,7 @@ fn has_session_trailer(commit: &Commit<'_>) -> bool {
 /// no record.
 fn recorded_seq(commit: &Commit<'_>, note: &CommitNote) -> Option<Option<Seq>> {
     let (session, created_at) = trailer(commit, SESSION_TRAILER)?.split_once(' ')?;
-    let matches = session == note.session.as_str() && created_at.parse::<Timestamp>().ok()? == note.born;
+    let matches = session == note.session.as_str() && created_at.parse::<Timestamp>().ok()? == note.session_created_at;
     matches.then(|| trailer(commit, SEQ_TRAILER)?.parse().ok())
 }
 
@@ -151,13 +152,13 @@ fn init_repository(unfinished: &Path, git_dir: &Path) -> Result<(), WorkspaceErr
     let mut options = RepositoryInitOptions::new();
     options.bare(true).no_reinit(true).external_template(false).initial_head("main");
     Repository::init_opts(unfinished, &options)?.config()?.set_bool("core.bare", false)?;
-    std::fs::rename(unfinished, git_dir).map_err(|e| WorkspaceError::at(git_dir, e))
+    std::fs::rename(unfinished, git_dir).map_err(|e| WorkspaceError::at_path(git_dir, e))
 }
 
 /// Rejects a repository that refers to files outside the workspace. It is untrusted: an agent could have redirected it.
 fn check_git_dir(git_dir: &Path) -> Result<(), WorkspaceError> {
     let outside_error = |path: &Path| {
-        Err(WorkspaceError::at(
+        Err(WorkspaceError::at_path(
             path,
             "refers to files outside the workspace; the repository must be entirely inside it",
         ))
@@ -165,7 +166,7 @@ fn check_git_dir(git_dir: &Path) -> Result<(), WorkspaceError> {
     match git_dir.symlink_metadata() {
         Ok(metadata) if metadata.is_dir() => {}
         Ok(_) => return outside_error(git_dir),
-        Err(e) => return Err(WorkspaceError::at(git_dir, e)),
+        Err(e) => return Err(WorkspaceError::at_path(git_dir, e)),
     }
     for name in ["commondir", "objects/info/alternates"] {
         if git_dir.join(name).symlink_metadata().is_ok() {
@@ -201,13 +202,14 @@ fn check_git_dir(git_dir: &Path) -> Result<(), WorkspaceError> {
 /// Locks a workspace against other sessions and processes. The lock is released when the process dies.
 fn acquire_lock(path: &Path) -> Result<File, WorkspaceError> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o644)).map_err(|e| WorkspaceError::at(path, e))?;
+    let file =
+        rustix::fs::open(path, flags, Mode::from_raw_mode(0o644)).map_err(|e| WorkspaceError::at_path(path, e))?;
     let file = File::from(file);
     for _ in 0..LOCK_ATTEMPTS {
         match file.try_lock() {
             Ok(()) => return Ok(file),
             Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_RETRY_INTERVAL),
-            Err(TryLockError::Error(e)) => return Err(WorkspaceError::at(path, e)),
+            Err(TryLockError::Error(e)) => return Err(WorkspaceError::at_path(path, e)),
         }
     }
     Err(WorkspaceError::Busy)

@@ -139,7 +139,7 @@ impl TreeReader<'_> {
     }
 
     fn failed(&self, path: &Path, e: impl std::fmt::Display) -> WorkspaceError {
-        WorkspaceError::at(&self.root.join(path), e)
+        WorkspaceError::at_path(&self.root.join(path), e)
     }
 
     fn is_ignored(&self, path: &Path, kind: FileType) -> Result<bool, WorkspaceError> {
@@ -150,7 +150,7 @@ impl TreeReader<'_> {
 
     /// Stores a file as a blob. Returns `None` if it was removed or is no longer a regular file.
     fn file(&mut self, dir: &OwnedFd, name: &OsStr, path: &Path) -> Result<Option<Oid>, WorkspaceError> {
-        let read_error = |e: std::io::Error| WorkspaceError::at(&self.root.join(path), e);
+        let read_error = |e: std::io::Error| WorkspaceError::at_path(&self.root.join(path), e);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = match fs::openat(dir, name, flags, Mode::empty()) {
             Ok(file) => File::from(file),
@@ -169,7 +169,7 @@ impl TreeReader<'_> {
 
     fn count(&mut self, bytes: u64) -> Result<(), WorkspaceError> {
         let TreeLimits { max_files, max_bytes } = self.limits;
-        self.files = self.files + 1;
+        self.files += 1;
         self.bytes = self.bytes.saturating_add(bytes);
         if self.files > max_files {
             return Err(WorkspaceError::TooLarge { limit: "max_files", max: max_files as u64 });
@@ -224,14 +224,14 @@ fn remove(git: &Repository, parent: &Path, dir: &OwnedFd, entry: &TreeEntry<'_>)
     let path = parent.join(name);
     let mut flags = AtFlags::empty();
     if is_tree(entry.kind()) {
-        let inner = open_dir(dir, name).map_err(|e| WorkspaceError::at(&path, e))?;
+        let inner = open_dir(dir, name).map_err(|e| WorkspaceError::at_path(&path, e))?;
         write(git, &path, &inner, subtree(git, Some(entry))?.as_ref(), None)?;
         flags = AtFlags::REMOVEDIR;
     }
     match fs::unlinkat(dir, name, flags) {
         // A directory that still contains ignored files is not removed.
         Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
-        Err(e) => Err(WorkspaceError::at(&path, e)),
+        Err(e) => Err(WorkspaceError::at_path(&path, e)),
     }
 }
 
@@ -247,20 +247,20 @@ fn write_entry(
     let name = OsStr::from_bytes(bytes);
     let path = parent.join(name);
     if bytes.is_empty() || bytes.contains(&b'/') || [&b"."[..], b".."].contains(&bytes) || is_git(bytes) {
-        return Err(WorkspaceError::at(&path, "the commit contains an invalid file name"));
+        return Err(WorkspaceError::at_path(&path, "the commit contains an invalid file name"));
     }
     if existing.is_some_and(|h| h.id() == entry.id() && h.filemode() == entry.filemode()) {
         return Ok(());
     }
     let Some(tree) = subtree(git, Some(entry))? else {
-        let blob = git.find_blob(entry.id()).map_err(|e| WorkspaceError::at(&path, e.message()))?;
-        return put(dir, name, blob.content(), entry.filemode()).map_err(|e| WorkspaceError::at(&path, e));
+        let blob = git.find_blob(entry.id()).map_err(|e| WorkspaceError::at_path(&path, e.message()))?;
+        return put(dir, name, blob.content(), entry.filemode()).map_err(|e| WorkspaceError::at_path(&path, e));
     };
     match fs::mkdirat(dir, name, Mode::from_raw_mode(0o777)) {
         Ok(()) | Err(Errno::EXIST) => {}
-        Err(e) => return Err(WorkspaceError::at(&path, e)),
+        Err(e) => return Err(WorkspaceError::at_path(&path, e)),
     }
-    let inner = open_dir(dir, name).map_err(|e| WorkspaceError::at(&path, e))?;
+    let inner = open_dir(dir, name).map_err(|e| WorkspaceError::at_path(&path, e))?;
     write(git, &path, &inner, subtree(git, existing)?.as_ref(), Some(&tree))
 }
 

@@ -54,12 +54,12 @@ impl Workspaces {
         let this = self.clone();
         tenure.on_expire(move |session, _| {
             let this = this.clone();
-            async move { this.keep(session.head(), session.seq, "end of the session").await.map_err(|e| e.to_string()) }
+            async move { this.commit(session.head(), session.seq, "end of the session").await.map_err(|e| e.to_string()) }
         });
         if self.checkpoints {
             tenure.on_checkpoint(move |head, label, seq| {
                 let this = self.clone();
-                async move { this.keep(&head, seq, &format!("checkpoint {label}")).await.map_err(|e| e.to_string()) }
+                async move { this.commit(&head, seq, &format!("checkpoint {label}")).await.map_err(|e| e.to_string()) }
             });
         }
     }
@@ -72,17 +72,19 @@ impl Workspaces {
         let directory = tenant_dir.join(name);
         let resolved = directory.canonicalize();
         let resolved = resolved.map_err(|e| {
-            WorkspaceError::Name(format!("no workspace directory {name:?} of tenant {tenant}: {e}; create it first"))
+            WorkspaceError::InvalidName(format!(
+                "no workspace directory {name:?} of tenant {tenant}: {e}; create it first"
+            ))
         })?;
         if !resolved.starts_with(&tenant_dir) || resolved == tenant_dir {
-            return Err(WorkspaceError::Name(format!(
+            return Err(WorkspaceError::InvalidName(format!(
                 "the workspace {name:?} is outside the directory of tenant {tenant}"
             )));
         }
         if resolved.is_dir() {
             Ok(resolved)
         } else {
-            Err(WorkspaceError::Name(format!("the workspace {name:?} is not a directory")))
+            Err(WorkspaceError::InvalidName(format!("the workspace {name:?} is not a directory")))
         }
     }
 
@@ -114,7 +116,7 @@ impl Workspaces {
     }
 
     /// Commits a session's workspace, if it has one and its files have changed.
-    pub async fn keep(self: &Arc<Self>, head: &Head, seq: Seq, subject: &str) -> Result<(), WorkspaceError> {
+    pub async fn commit(self: &Arc<Self>, head: &Head, seq: Seq, subject: &str) -> Result<(), WorkspaceError> {
         let name = match workspace_name(&head.info.metadata) {
             Ok(Some(name)) => name.to_owned(),
             Ok(None) => return Ok(()),
@@ -153,7 +155,7 @@ impl Workspaces {
         let find = move || {
             let directory = this.resolve_directory(&head.tenant, &name)?;
             let not_committed = || {
-                WorkspaceError::NotKept(format!(
+                WorkspaceError::NotCommitted(format!(
                     "the workspace {name:?} was not committed at {point} of the session, or before; nothing was changed. \
                  With `workspaces.checkpoints: true` it is committed at each checkpoint"
                 ))
@@ -177,13 +179,13 @@ fn workspace_name(metadata: &Map<String, Value>) -> Result<Option<&str>, Workspa
     match metadata.get(METADATA_KEY) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(name)) => check_name(name).map(|()| Some(name.as_str())),
-        Some(_) => Err(WorkspaceError::Name("the workspace name must be a string, such as \"shop\"".into())),
+        Some(_) => Err(WorkspaceError::InvalidName("the workspace name must be a string, such as \"shop\"".into())),
     }
 }
 
 fn check_name(name: &str) -> Result<(), WorkspaceError> {
     let invalid = |reason: &str| {
-        Err(WorkspaceError::Name(format!(
+        Err(WorkspaceError::InvalidName(format!(
             "the workspace {name} {reason}; name a directory such as \"shop\" or \"shop/web\"",
             name = excerpt(name)
         )))
@@ -212,7 +214,7 @@ pub struct RestoredWorkspace {
     /// The commit that was restored.
     pub commit: String,
     /// The commit that saved the previous files. `None` if they were already committed.
-    pub saved: Option<String>,
+    pub saved_commit: Option<String>,
 }
 
 impl RestorePlan {
@@ -229,7 +231,7 @@ impl RestorePlan {
                 let saved = repo.commit(&CommitNote::new(&self.head, None, "before a rewind"), current)?;
                 repo.write(current, target)?;
                 repo.commit(&CommitNote::new(&self.head, Some(seq), format!("rewound to {}", self.commit)), target)?;
-                Ok(RestoredWorkspace { commit: self.commit.to_string(), saved: saved.map(|id| id.to_string()) })
+                Ok(RestoredWorkspace { commit: self.commit.to_string(), saved_commit: saved.map(|id| id.to_string()) })
             })
             .await
     }

@@ -54,7 +54,7 @@ impl TestServer {
     }
 
     /// The number of messages the model sees in this session, from its answer.
-    async fn sees(&self, session: &str, headers: &[(&str, &str)]) -> String {
+    async fn chat_response(&self, session: &str, headers: &[(&str, &str)]) -> String {
         let mut body = said(session, "hi");
         body["history"] = "append".into();
         let (status, _, body) = self.ask("/v1/chat/completions", headers, Some(body)).await;
@@ -120,13 +120,13 @@ async fn a_key_fixes_its_tenant_and_perhaps_its_user() {
     let (_, ann) = server.key("acme", Some("ann"), &[Right::Write]).await;
     let (_, any) = server.key("acme", None, &[Right::Write]).await;
     let (_, other) = server.key("other", Some("ann"), &[Right::Write]).await;
-    assert!(server.sees("anns", &[("authorization", &ann)]).await.ends_with("I see 1 message."));
+    assert!(server.chat_response("anns", &[("authorization", &ann)]).await.ends_with("I see 1 message."));
     let impostor = [("authorization", ann.as_str()), ("x-tenure-user", "bob")];
     let (status, _, body) = server.ask("/v1/chat/completions", &impostor, Some(said("anns", "hi"))).await;
     assert_error(&(status, body), 403, "forbidden", None);
     // A key that is not bound acts as the user it names; the header takes precedence over the body.
     let as_ann = [("authorization", any.as_str()), ("x-tenure-user", "ann")];
-    assert!(server.sees("anns", &as_ann).await.ends_with("I see 3 messages."));
+    assert!(server.chat_response("anns", &as_ann).await.ends_with("I see 3 messages."));
     let mut body = said("anns", "hi");
     body["user"] = "ann".into();
     body["history"] = "append".into();
@@ -136,7 +136,7 @@ async fn a_key_fixes_its_tenant_and_perhaps_its_user() {
     let (status, _, answer) = server.ask("/v1/chat/completions", &as_bob, Some(body)).await;
     assert_error(&(status, answer), 404, "not_found", None);
     // Another tenant has its own sessions under the same id.
-    assert!(server.sees("anns", &[("authorization", &other)]).await.ends_with("I see 1 message."));
+    assert!(server.chat_response("anns", &[("authorization", &other)]).await.ends_with("I see 1 message."));
     let bad = [("authorization", any.as_str()), ("x-tenure-user", "")];
     assert_error(&server.get("/v1/models", &bad).await, 400, "invalid", Some("X-Tenure-User"));
 }
@@ -172,7 +172,7 @@ async fn other_than_loopback_needs_keys() {
     let stderr = Running::refuses(dir.path(), "store: 'sqlite:t.db'\nlisten: 0.0.0.0:0");
     assert!(stderr.contains("refusing to listen") && stderr.contains("tenure keys add"), "{stderr}");
     let tenure = tenure::Tenure::open(&format!("sqlite:{}", dir.path().join("t.db").display())).await.unwrap();
-    let keys = tenure_server::auth::KeyStore::of(tenure.clone());
+    let keys = tenure_server::auth::KeyStore::new(tenure.clone());
     let (key, secret) = keys.add(NewKey { rights: vec![Right::Read], ..NewKey::default() }).await.unwrap();
     let server = Running::start(dir.path(), "store: 'sqlite:t.db'\nlisten: 0.0.0.0:0");
     let ask = async || {

@@ -111,7 +111,7 @@ in_every_way! {
         let shown = home.model.shown();
         assert_eq!((&shown[0], shown.len()), (&system("In rhyme."), 8));
         assert_eq!(shown.iter().filter(|m| m["role"] == "system").count(), 1);
-        assert_eq!(home.session("s").await.mark.turns, 3, "no turn was lost");
+        assert_eq!(home.session("s").await.digest.turns, 3, "no turn was lost");
     }
 
     /// The last user message again: the session is rewound to it and the answer is regenerated.

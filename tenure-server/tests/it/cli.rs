@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
 /// The outcome of a command.
-struct Ran {
+struct CommandOutput {
     code: i32,
     out: String,
     err: String,
 }
 
-impl Ran {
+impl CommandOutput {
     #[track_caller]
     fn ok(self) -> String {
         assert_eq!(self.code, 0, "out: {}\nerr: {}", self.out, self.err);
@@ -29,10 +29,10 @@ impl Ran {
 
     /// Asserts that it failed with one line that contains this text.
     #[track_caller]
-    fn fails(self, code: i32, with: &str) {
+    fn fails(self, code: i32, message: &str) {
         assert_eq!(self.code, code, "out: {}\nerr: {}", self.out, self.err);
         let last = self.err.lines().rfind(|l| l.starts_with("error: ")).unwrap_or_else(|| panic!("{}", self.err));
-        assert!(last.contains(with), "{last}");
+        assert!(last.contains(message), "{last}");
     }
 }
 
@@ -45,21 +45,21 @@ fn command(dir: &Path, args: &[&str]) -> Command {
     command
 }
 
-fn finish(mut command: Command, input: &str) -> Ran {
+fn run_with_input(mut command: Command, input: &str) -> CommandOutput {
     let mut child = command.spawn().unwrap();
     // It may exit before it has read all input.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     let output = child.wait_with_output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    Ran { code: output.status.code().unwrap_or(-1), out: text(output.stdout), err: text(output.stderr) }
+    CommandOutput { code: output.status.code().unwrap_or(-1), out: text(output.stdout), err: text(output.stderr) }
 }
 
-fn tenure(dir: &Path, args: &[&str]) -> Ran {
-    finish(command(dir, args), "")
+fn tenure(dir: &Path, args: &[&str]) -> CommandOutput {
+    run_with_input(command(dir, args), "")
 }
 
-fn chat(dir: &Path, args: &[&str], input: &str) -> Ran {
-    finish(command(dir, &[&["chat"], args].concat()), input)
+fn chat(dir: &Path, args: &[&str], input: &str) -> CommandOutput {
+    run_with_input(command(dir, &[&["chat"], args].concat()), input)
 }
 
 /// A running server.
@@ -100,9 +100,9 @@ fn chat_over_a_pipe() {
     let dir = temp();
     let input = "Hello there\nCALL weather {\"city\":\"Paris\"}\nsunny\nmulti\\\nline\n/title The red ferry\n/checkpoint here\n\
         /checkpoints\n/fork 2\nin the fork\n/rewind turn:1\n//literal\n/new\nfresh\n/sessions\n/switch one\n/history 1\n/quit\nnever said\n";
-    let ran = chat(dir.path(), &["one"], input);
-    assert!(ran.err.contains("new session one\n"), "{}", ran.err);
-    let out = ran.ok();
+    let output = chat(dir.path(), &["one"], input);
+    assert!(output.err.contains("new session one\n"), "{}", output.err);
+    let out = output.ok();
     for want in [
         "You said: Hello there I see 1 message.\n→ weather {\"city\":\"Paris\"}\nThe tool said: sunny I see 5 messages.\n",
         "You said: multi\nline I see 7 messages.\n",
@@ -211,7 +211,7 @@ fn a_reader_may_close_the_pipe_early() {
 }
 
 #[test]
-fn a_server_answers_as_the_store_does() {
+fn a_server_and_a_store_give_the_same_output() {
     let dir = temp();
     let dir = dir.path();
     let server = Server::start(dir, "sqlite:tenure.db");
@@ -232,16 +232,16 @@ fn a_server_answers_as_the_store_does() {
     }
     let mut by_env = command(dir, &["sessions", "list"]);
     by_env.env("TENURE_SERVER", &server.url);
-    assert!(finish(by_env, "").ok().contains("two"));
+    assert!(run_with_input(by_env, "").ok().contains("two"));
     tenure(dir, &[&at[..], &["keys", "allow-unauthenticated"]].concat()).fails(1, "--store");
     // From the first key on, keys are required.
     let key = tenure(dir, &["keys", "add", "--tenant", "acme", "--user", "ada", "--name", "ci"]).ok();
     assert!(key.starts_with("tnr_"));
     std::thread::sleep(std::time::Duration::from_millis(2500));
     tenure(dir, &[&at[..], &["sessions", "list"]].concat()).fails(1, "--key");
-    let with = [&at[..], &["--key", key.trim()]].concat();
-    chat(dir, &[&with[..], &["hers"]].concat(), "hello\n").ok();
-    assert_eq!(tenure(dir, &[&with[..], &["sessions", "list", "--long"]].concat()).ok().lines().count(), 2);
+    let with_key = [&at[..], &["--key", key.trim()]].concat();
+    chat(dir, &[&with_key[..], &["hers"]].concat(), "hello\n").ok();
+    assert_eq!(tenure(dir, &[&with_key[..], &["sessions", "list", "--long"]].concat()).ok().lines().count(), 2);
     assert!(tenure(dir, &["--tenant", "acme", "sessions", "show", "hers"]).ok().contains("user       ada"));
     let keys = tenure(dir, &["keys", "list", "--json"]).json();
     assert!(keys["data"][0]["hash"].is_null() && keys["data"][0]["name"] == "ci");
@@ -299,7 +299,7 @@ fn ended(dir: &Path, at: &[&str], session: &str) -> Value {
 }
 
 #[test]
-fn people_decide_reviews() {
+fn reviews_are_decided() {
     let (dir, calls) = waiting(&["one", "two", "three"]);
     let dir = dir.path();
     let table = tenure(dir, &["reviews", "list", "--queue", "finance"]).ok();
@@ -314,9 +314,9 @@ fn people_decide_reviews() {
     let shown = tenure(dir, &["reviews", "show", &one]).ok();
     assert!(shown.contains("step        refund\narguments   {\"x\":5}\nqueue       finance\n"), "{shown}");
     // On a store the decision is stored, and nothing is executed.
-    let ran = tenure(dir, &["--user", "ada", "reviews", "reject", &one, "--notes", "too much"]);
-    assert!(ran.err.contains("a server on this store"), "{}", ran.err);
-    assert_eq!(ran.ok(), format!("{one} is rejected\n"));
+    let output = tenure(dir, &["--user", "ada", "reviews", "reject", &one, "--notes", "too much"]);
+    assert!(output.err.contains("a server on this store"), "{}", output.err);
+    assert_eq!(output.ok(), format!("{one} is rejected\n"));
     let shown = tenure(dir, &["reviews", "show", &one, "--json"]).json();
     assert_eq!((&shown["reviewer"], &shown["notes"]), (&"ada".into(), &"too much".into()));
     let trail = tenure(dir, &["audit", "one", "--json"]).json();
@@ -336,9 +336,9 @@ fn people_decide_reviews() {
     let at = ["--server", server.url.as_str()];
     assert_eq!(ended(dir, &at, "one")["status"], "completed");
     assert!(calls.lock().unwrap().is_empty(), "it was rejected");
-    let ran = tenure(dir, &[&at[..], &["reviews", "approve", &two]].concat());
-    assert!(!ran.err.contains("store"), "{}", ran.err);
-    ran.ok();
+    let output = tenure(dir, &[&at[..], &["reviews", "approve", &two]].concat());
+    assert!(!output.err.contains("store"), "{}", output.err);
+    output.ok();
     assert_eq!(ended(dir, &at, "two")["status"], "completed");
     let decided = tenure(dir, &[&at[..], &["reviews", "correct", &three, r#"{"x": 3}"#, "--json"]].concat()).json();
     assert_eq!(decided["decision"], "corrected");
@@ -444,11 +444,11 @@ fn sessions_of_other_programs_are_imported() {
     std::fs::write(dir.join("mixed/a.json"), "{\"messages\": [{\"role\": 7}]}").unwrap();
     std::fs::write(dir.join("mixed/b.json"), "[{\"role\":\"user\",\"content\":\"hi\"}]").unwrap();
     std::fs::write(dir.join("mixed/c.txt"), "not ours").unwrap();
-    let ran = tenure(dir, &["sessions", "import", "mixed"]);
-    assert!(ran.err.contains("not imported: mixed/a.json: messages[0]"), "{}", ran.err);
-    assert!(ran.out.contains("1 message from mixed/b.json (openai)"), "{}", ran.out);
-    ran.fails(1, "1 could not be imported");
-    let piped = finish(
+    let output = tenure(dir, &["sessions", "import", "mixed"]);
+    assert!(output.err.contains("not imported: mixed/a.json: messages[0]"), "{}", output.err);
+    assert!(output.out.contains("1 message from mixed/b.json (openai)"), "{}", output.out);
+    output.fails(1, "1 could not be imported");
+    let piped = run_with_input(
         command(dir, &["sessions", "import", "-", "--id", "piped"]),
         "{\"role\":\"user\",\"content\":\"hello there\"}\n",
     );
@@ -465,16 +465,16 @@ fn maintenance_of_a_store() {
     chat(dir, &["one"], "hello\n").ok();
     let mut sweep = command(dir, &["sweep"]);
     sweep.env("TENURE_SESSIONS__TTL", "300ms");
-    let swept = finish(sweep, "").ok();
+    let swept = run_with_input(sweep, "").ok();
     // The expiry time of a session was fixed when it was written.
     assert!(swept.contains("0 expired, 0 over the cap, 0 purged"), "{swept}");
     let mut soon = command(dir, &["chat", "two"]);
     soon.env("TENURE_SESSIONS__TTL", "300ms");
-    finish(soon, "hello\n").ok();
+    run_with_input(soon, "hello\n").ok();
     std::thread::sleep(std::time::Duration::from_millis(500));
     let mut sweep = command(dir, &["sweep", "--json"]);
     sweep.env("TENURE_SESSIONS__TTL", "300ms");
-    assert_eq!(finish(sweep, "").json()["expired"], serde_json::json!(["default/two"]));
+    assert_eq!(run_with_input(sweep, "").json()["expired"], serde_json::json!(["default/two"]));
     assert!(tenure(dir, &["sessions", "list", "--status", "expired"]).ok().contains("two"));
 }
 
@@ -490,12 +490,16 @@ fn the_doctor_reports_damage() {
     let file = dir.join("store/default/one.jsonl");
     let text = std::fs::read_to_string(&file).unwrap();
     std::fs::write(&file, text.replacen("hello", "hallo", 1)).unwrap();
-    let ran = tenure(dir, &[&at[..], &["doctor"]].concat());
-    assert_eq!(ran.code, 1, "{}", ran.err);
-    assert!(ran.out.contains("WHERE") && ran.out.contains("one.jsonl") && ran.out.contains("backup"), "{}", ran.out);
-    let ran = tenure(dir, &[&at[..], &["doctor", "--repair", "--json"]].concat());
-    let report: Value = serde_json::from_str(&ran.out).unwrap();
-    assert_eq!((ran.code, &report["findings"][0]["mendable"]), (1, &Value::Bool(false)), "{report}");
+    let output = tenure(dir, &[&at[..], &["doctor"]].concat());
+    assert_eq!(output.code, 1, "{}", output.err);
+    assert!(
+        output.out.contains("WHERE") && output.out.contains("one.jsonl") && output.out.contains("backup"),
+        "{}",
+        output.out
+    );
+    let output = tenure(dir, &[&at[..], &["doctor", "--repair", "--json"]].concat());
+    let report: Value = serde_json::from_str(&output.out).unwrap();
+    assert_eq!((output.code, &report["findings"][0]["mendable"]), (1, &Value::Bool(false)), "{report}");
 }
 
 #[test]

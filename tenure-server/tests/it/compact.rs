@@ -5,7 +5,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tenure::CompactionPolicy;
-use tenure::summary::{MARK, REQUEST};
+use tenure::summary::{REQUEST, SUMMARY_MARKER};
 use tenure_server::config::Config;
 use tokio::sync::Semaphore;
 
@@ -80,7 +80,7 @@ async fn the_beginning_of_the_prompt_is_stable(kind: &str, stream: bool) {
         .map(|m| serde_json::from_str::<Value>(m).unwrap()["content"].as_str().unwrap().to_owned())
         .collect();
     assert_eq!((last[0].as_str(), last[2].as_str(), last.len()), ("Be kind.", "question 13", 9));
-    assert!(last[1].starts_with(MARK), "{last:?}");
+    assert!(last[1].starts_with(SUMMARY_MARKER), "{last:?}");
     assert!(summaries[1][1].contains("answer 7"), "the next one is made from the one before");
     assert!(!summaries[1][1].contains("question 3") && summaries[1][1].contains("question 6"));
     assert_eq!(home.stored("s").await.len(), 33, "and everything is kept");
@@ -142,7 +142,7 @@ async fn the_next_turn_has_priority_over_compaction() {
     home.append_user_message("question 5").await;
     // With it the window is full again, and the next summary may have been requested.
     let shown = home.model.requests().0.pop().unwrap();
-    assert!(shown[0].contains(MARK) && shown[0].contains("they talked"), "{shown:?}");
+    assert!(shown[0].contains(SUMMARY_MARKER) && shown[0].contains("they talked"), "{shown:?}");
     assert_eq!(shown.len(), 6, "the summary, two turns and the question");
 }
 
@@ -187,7 +187,7 @@ async fn an_assistant_names_its_summary_model() {
     assert!(!writer.bodies()[0].contains("Rhyme."), "it is nobody's instructions but the assistant's");
     home.append_user_message("question 3").await;
     let shown = home.model.shown();
-    assert_eq!((&shown[0], &shown[1]), (&system("Rhyme."), &system(&format!("{MARK}\nso it was"))));
+    assert_eq!((&shown[0], &shown[1]), (&system("Rhyme."), &system(&format!("{SUMMARY_MARKER}\nso it was"))));
     // Other sessions have none.
     for n in 1..=60 {
         let body =
@@ -296,5 +296,5 @@ fn the_summary_model_must_exist() {
     );
     let config = Config::parse("short_term: {compact: rehearsal}").unwrap();
     assert_eq!(config.options().policy.compact, CompactionPolicy::With("rehearsal".into()));
-    assert_eq!(Config::parse(&config.shown().unwrap()).unwrap().short_term, config.short_term);
+    assert_eq!(Config::parse(&config.to_redacted_yaml().unwrap()).unwrap().short_term, config.short_term);
 }

@@ -75,7 +75,7 @@ impl Door {
         let clock = Clock::manual(start());
         let options = Options { clock: clock.clone(), ..config.options() };
         let tenure = Tenure::open_with(store, options).await.unwrap();
-        let app = App::on(tenure, config).unwrap();
+        let app = App::with_tenure(tenure, config).unwrap();
         Self { router: in_process(&app), app, clock, headers: Vec::new() }
     }
 

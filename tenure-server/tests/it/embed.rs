@@ -194,8 +194,9 @@ async fn pull_and_use() {
     );
     let (succeeded, stdout) = tenure(dir.path(), &[], &["models", "pull"]);
     assert!(succeeded && stdout.contains("there already"), "{stdout}");
-    let left: Vec<_> = std::fs::read_dir(dir.path().join("models")).unwrap().map(|e| e.unwrap().file_name()).collect();
-    assert_eq!(left, ["all-minilm-l6-v2"]);
+    let remaining: Vec<_> =
+        std::fs::read_dir(dir.path().join("models")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(remaining, ["all-minilm-l6-v2"]);
     std::fs::write(dir.path().join("tenure.yaml"), "embeddings: {model: local}").unwrap();
     let (succeeded, stdout) = tenure(dir.path(), &[], &["models", "list", "--json"]);
     let list: Value = serde_json::from_str(&stdout).unwrap();
@@ -276,14 +277,14 @@ fn pulling_an_unavailable_model() {
     assert!(!succeeded && output.contains("BLAKE3"), "{output}");
     assert_eq!(std::fs::read_dir(dir.path().join("models")).unwrap().count(), 0);
     // Another model is not overwritten.
-    let there = dir.path().join("models/all-minilm-l6-v2");
-    std::fs::create_dir(&there).unwrap();
+    let model_dir = dir.path().join("models/all-minilm-l6-v2");
+    std::fs::create_dir(&model_dir).unwrap();
     for name in ["config.json", "vocab.txt", "model.safetensors"] {
-        std::fs::copy(fixture("tiny").join(name), there.join(name)).unwrap();
+        std::fs::copy(fixture("tiny").join(name), model_dir.join(name)).unwrap();
     }
     let (succeeded, output) = tenure(dir.path(), &[], &["models", "pull"]);
     assert!(!succeeded && output.contains("another model"), "{output}");
-    std::fs::remove_dir_all(&there).unwrap();
+    std::fs::remove_dir_all(&model_dir).unwrap();
     std::fs::write(dir.path().join("tenure.yaml"), "embeddings: {model: local}\nstore: 'memory:'").unwrap();
     let (succeeded, output) = tenure(dir.path(), &[], &["serve", "--listen", "127.0.0.1:0"]);
     assert!(!succeeded && output.contains("tenure models pull"), "{output}");
@@ -293,13 +294,13 @@ fn pulling_an_unavailable_model() {
 #[derive(Clone, Default)]
 struct Embeds {
     seen: Arc<Mutex<Vec<Value>>>,
-    then: Arc<Mutex<Vec<(u16, Value)>>>,
+    responses: Arc<Mutex<Vec<(u16, Value)>>>,
 }
 
 async fn embeds(State(server): State<Embeds>, body: String) -> (StatusCode, String) {
     let body: Value = serde_json::from_str(&body).unwrap();
     server.seen.lock().unwrap().push(body.clone());
-    let scripted_response = server.then.lock().unwrap().pop();
+    let scripted_response = server.responses.lock().unwrap().pop();
     if let Some((status, answer)) = scripted_response {
         if status == 0 {
             std::future::pending::<()>().await;
@@ -344,7 +345,7 @@ async fn a_server_that_embeds() {
     }
     assert_eq!(embedder.embed(Vec::new()).await.unwrap(), Vec::<Vec<f32>>::new());
     // A text that is too long is truncated, and a server that is not ready is retried.
-    server.then.lock().unwrap().push((503, json!({})));
+    server.responses.lock().unwrap().push((503, json!({})));
     let vectors = embedder.embed(vec!["ж".repeat(20_000)]).await.unwrap();
     assert_eq!((vectors[0][0] / vectors[0][1]).round(), 8000.0);
     // The number of dimensions is requested, and is part of the name.
@@ -358,21 +359,33 @@ async fn a_server_that_embeds() {
 async fn a_server_that_embeds_badly() {
     let server = Embeds::default();
     let embedder = server.start(json!({"timeout": "300ms", "retries": 0})).await;
-    let one = |index: usize, vector: Value| json!({"index": index, "embedding": vector});
+    let embedding = |index: usize, vector: Value| json!({"index": index, "embedding": vector});
     for (status, answer, want) in [
         (500, json!({"error": {"message": "no"}}), "status 500"),
         (401, json!({}), "status 401"),
         (200, json!("no"), "invalid response of the embedding server"),
         (200, json!({"data": []}), "invalid response of the embedding server"),
-        (200, json!({"data": [one(0, json!([1]))]}), "invalid response of the embedding server"),
-        (200, json!({"data": [one(0, json!([1])), one(0, json!([2]))]}), "unexpected or duplicate embedding"),
-        (200, json!({"data": [one(0, json!([1])), one(2, json!([2]))]}), "unexpected or duplicate embedding"),
-        (200, json!({"data": [one(0, json!([1])), one(1, json!([1, 2]))]}), "2 dimensions instead of 1"),
-        (200, json!({"data": [one(0, json!([])), one(1, json!([]))]}), "0 dimensions"),
-        (200, json!({"data": [one(0, json!(["x"])), one(1, json!([1]))]}), "invalid response of the embedding server"),
+        (200, json!({"data": [embedding(0, json!([1]))]}), "invalid response of the embedding server"),
+        (
+            200,
+            json!({"data": [embedding(0, json!([1])), embedding(0, json!([2]))]}),
+            "unexpected or duplicate embedding",
+        ),
+        (
+            200,
+            json!({"data": [embedding(0, json!([1])), embedding(2, json!([2]))]}),
+            "unexpected or duplicate embedding",
+        ),
+        (200, json!({"data": [embedding(0, json!([1])), embedding(1, json!([1, 2]))]}), "2 dimensions instead of 1"),
+        (200, json!({"data": [embedding(0, json!([])), embedding(1, json!([]))]}), "0 dimensions"),
+        (
+            200,
+            json!({"data": [embedding(0, json!(["x"])), embedding(1, json!([1]))]}),
+            "invalid response of the embedding server",
+        ),
         (0, json!({}), "embeddings.timeout"),
     ] {
-        server.then.lock().unwrap().push((status, answer.clone()));
+        server.responses.lock().unwrap().push((status, answer.clone()));
         let error = embedder.embed(vec!["a".into(), "b".into()]).await.unwrap_err();
         assert!(error.contains(want) && !error.contains("secret"), "{answer}: {error}");
     }

@@ -103,8 +103,8 @@ async fn nothing_acknowledged_is_lost_and_writes_resume() {
     for port in ports.split(' ') {
         proxies.push(Proxy::new(format!("127.0.0.1:{port}"), true).await);
     }
-    let via: Vec<String> = proxies.iter().map(|p| p.address.port().to_string()).collect();
-    Cluster::run(&["start", &via[0], &via[1], &via[2]]).await;
+    let proxy_ports: Vec<String> = proxies.iter().map(|p| p.address.port().to_string()).collect();
+    Cluster::run(&["start", &proxy_ports[0], &proxy_ports[1], &proxy_ports[2]]).await;
     let hosts: Vec<String> = proxies.iter().map(|p| p.address.to_string()).collect();
     let store = format!("postgres://postgres@{}/postgres", hosts.join(","));
     let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -122,7 +122,7 @@ async fn nothing_acknowledged_is_lost_and_writes_resume() {
         for fault in ["kill", "freeze", "partition"] {
             load.acknowledged_since(Instant::now(), WRITERS).await;
             tokio::time::sleep(Duration::from_secs(2)).await;
-            let (old, before, hurt) = (primary.to_string(), load.total(), Instant::now());
+            let (old, before, fault_time) = (primary.to_string(), load.total(), Instant::now());
             match fault {
                 "partition" => proxies[primary - 1].pass(false),
                 fault => drop(Cluster::run(&[fault, &old]).await),
@@ -137,7 +137,7 @@ async fn nothing_acknowledged_is_lost_and_writes_resume() {
             println!(
                 "failover round {round}: {fault} server {old}, promoted {primary} after {:?}; first write {first:?}, all {WRITERS} \
                  writers {all:?} after that; {before} acknowledged before, {during} when promoted",
-                promoted - hurt
+                promoted - fault_time
             );
             assert!(all < RESUMED_WITHIN, "{fault}: writes resumed only {all:?} after the new primary");
             if fault == "freeze" {

@@ -67,7 +67,7 @@ fn reconciling() {
 }
 
 #[test]
-fn other_peoples_sessions() {
+fn imported_sessions() {
     run(targets::foreign, corpus("foreign", &["tenure/tests/fixtures/foreign"]), 60);
 }
 

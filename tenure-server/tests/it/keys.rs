@@ -6,21 +6,21 @@ use serde_json::{Value, json};
 use tenure_server::auth::{KeyStore, NewKey, Right, add_bootstrap_key};
 use tenure_server::config::{KeyLimits, TrustedProxies};
 
-fn bearer(door: &Door, key: &Value) -> Door {
-    door.with("authorization", &format!("Bearer {}", key["key"].as_str().unwrap()))
+fn bearer(api: &Door, key: &Value) -> Door {
+    api.with("authorization", &format!("Bearer {}", key["key"].as_str().unwrap()))
 }
 
 /// Administrators create, list, rotate and revoke the keys of their own tenant.
 #[tokio::test]
 async fn administrators_manage_the_keys_of_their_tenant() {
-    let door = Door::memory().await;
-    let admin = door.key("acme", None, &[Right::Admin]).await;
-    let other = door.key("other", None, &[Right::Admin]).await;
-    door.later(1);
+    let api = Door::memory().await;
+    let admin = api.key("acme", None, &[Right::Admin]).await;
+    let other = api.key("other", None, &[Right::Admin]).await;
+    api.later(1);
     let body = json!({"name": "app", "user": "ann", "rights": ["read"], "expires_at": "2026-01-02T00:00:00Z"});
     let key = admin.post("/keys", body).await.is(201);
     assert_eq!((&key["tenant"], &key["user"], &key["rights"]), (&json!("acme"), &json!("ann"), &json!(["read"])));
-    let app = bearer(&door, &key);
+    let app = bearer(&api, &key);
     app.get("/sessions").await.is(200);
     assert_eq!(app.get("/keys").await.wrong(403).0, "forbidden");
 
@@ -36,10 +36,10 @@ async fn administrators_manage_the_keys_of_their_tenant() {
     // A rotated key has the same settings; the old one stays valid during the grace period.
     let new = admin.post(&format!("{path}/rotate"), json!({"grace": "10m"})).await.is(201);
     assert_eq!((&new["name"], &new["user"], &new["expires_at"]), (&key["name"], &key["user"], &key["expires_at"]));
-    let rotated = bearer(&door, &new);
+    let rotated = bearer(&api, &new);
     rotated.get("/sessions").await.is(200);
     app.get("/sessions").await.is(200);
-    door.later(601);
+    api.later(601);
     assert_eq!(app.get("/sessions").await.wrong(401).0, "unauthorized");
     rotated.get("/sessions").await.is(200);
 
@@ -50,12 +50,12 @@ async fn administrators_manage_the_keys_of_their_tenant() {
 /// An expired key is refused with the reason.
 #[tokio::test]
 async fn keys_expire() {
-    let door = Door::memory().await;
-    let admin = door.key("acme", None, &[Right::Admin]).await;
+    let api = Door::memory().await;
+    let admin = api.key("acme", None, &[Right::Admin]).await;
     let key = admin.post("/keys", json!({"expires_at": "2026-01-01T01:00:00Z"})).await.is(201);
-    let app = bearer(&door, &key);
+    let app = bearer(&api, &key);
     app.get("/sessions").await.is(200);
-    door.later(3600);
+    api.later(3600);
     let refused = app.get("/sessions").await;
     assert!(refused.text.contains("expired"), "{}", refused.text);
     refused.wrong(401);
@@ -73,25 +73,25 @@ async fn keys_expire() {
 /// The last use of a key is shown, to the minute.
 #[tokio::test]
 async fn the_last_use_of_a_key_is_recorded() {
-    let door = Door::memory().await;
-    let admin = door.key("acme", None, &[Right::Admin]).await;
+    let api = Door::memory().await;
+    let admin = api.key("acme", None, &[Right::Admin]).await;
     let key = admin.post("/keys", json!({"name": "app"})).await.is(201);
     let last_used = async || {
         let list = admin.get("/keys").await.is(200);
         list["data"].as_array().unwrap().iter().find(|k| k["name"] == "app").unwrap()["last_used_at"].clone()
     };
     assert_eq!(last_used().await, Value::Null);
-    door.later(120);
-    bearer(&door, &key).get("/sessions").await.is(200);
+    api.later(120);
+    bearer(&api, &key).get("/sessions").await.is(200);
     crate::kit::within("the use is recorded", async || last_used().await == "2026-01-01T00:02:00Z").await;
 }
 
 /// An `admin` key that is bound to a user administers that user, and nothing else of the tenant.
 #[tokio::test]
 async fn an_administrator_of_one_user_administers_only_that_user() {
-    let door = Door::memory().await;
-    let admin = door.key("acme", None, &[Right::Admin]).await;
-    let ann = door.key("acme", Some("ann"), &[Right::Admin]).await;
+    let api = Door::memory().await;
+    let admin = api.key("acme", None, &[Right::Admin]).await;
+    let ann = api.key("acme", Some("ann"), &[Right::Admin]).await;
     for user in ["ann", "bob"] {
         admin.with("x-tenure-user", user).post("/sessions", json!({"id": format!("{user}-1")})).await.is(201);
     }
@@ -120,13 +120,12 @@ fn header(headers: &HeaderMap, name: &str) -> u64 {
 /// A key over its rate limit gets 429 with the time to wait; other keys are not affected.
 #[tokio::test]
 async fn requests_per_minute_are_limited_per_key() {
-    let door = Door::set_up("memory:", |config| config.limits.keys.requests_per_minute = Some(3)).await;
-    let (ann, bob) =
-        (door.key("acme", Some("ann"), &[Right::Read]).await, door.key("acme", None, &[Right::Read]).await);
-    for left in [2, 1, 0] {
+    let api = Door::set_up("memory:", |config| config.limits.keys.requests_per_minute = Some(3)).await;
+    let (ann, bob) = (api.key("acme", Some("ann"), &[Right::Read]).await, api.key("acme", None, &[Right::Read]).await);
+    for remaining in [2, 1, 0] {
         let answer = ann.get("/sessions").await;
         assert_eq!(header(&answer.headers, "x-ratelimit-limit-requests"), 3);
-        assert_eq!(header(&answer.headers, "x-ratelimit-remaining-requests"), left);
+        assert_eq!(header(&answer.headers, "x-ratelimit-remaining-requests"), remaining);
         answer.is(200);
     }
     let refused = ann.get("/sessions").await;
@@ -137,8 +136,8 @@ async fn requests_per_minute_are_limited_per_key() {
     // A key's own limit takes precedence; 0 means unlimited.
     let limits = KeyLimits { requests_per_minute: Some(0), ..KeyLimits::default() };
     let (_, secret) =
-        door.app.keys.add(NewKey { rights: vec![Right::Read], limits, ..NewKey::default() }).await.unwrap();
-    let free = door.with("authorization", &format!("Bearer {secret}"));
+        api.app.keys.add(NewKey { rights: vec![Right::Read], limits, ..NewKey::default() }).await.unwrap();
+    let free = api.with("authorization", &format!("Bearer {secret}"));
     for _ in 0..10 {
         let answer = free.get("/sessions").await;
         assert!(!answer.headers.contains_key("x-ratelimit-limit-requests"));
@@ -176,21 +175,21 @@ async fn tokens_per_minute_are_limited_per_key() {
 /// The bootstrap key is added once; after it is revoked, a restart does not add it again.
 #[tokio::test]
 async fn a_bootstrap_key_is_added_once() {
-    let door = Door::memory().await;
+    let api = Door::memory().await;
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("key");
     for (text, reason) in [("short", "at least 32"), ("two keys which are separated by spaces", "without spaces")] {
         std::fs::write(&file, text).unwrap();
-        assert!(add_bootstrap_key(&door.app.keys, &file).await.unwrap_err().to_string().contains(reason));
+        assert!(add_bootstrap_key(&api.app.keys, &file).await.unwrap_err().to_string().contains(reason));
     }
     let secret = "0123456789abcdef0123456789abcdef";
     std::fs::write(&file, format!("{secret}\n")).unwrap();
-    let id = add_bootstrap_key(&door.app.keys, &file).await.unwrap().expect("it is new");
-    let admin = door.with("authorization", &format!("Bearer {secret}"));
+    let id = add_bootstrap_key(&api.app.keys, &file).await.unwrap().expect("it is new");
+    let admin = api.with("authorization", &format!("Bearer {secret}"));
     assert_eq!(each(&admin.get("/keys").await.is(200), "name"), ["bootstrap"]);
-    assert_eq!(add_bootstrap_key(&door.app.keys, &file).await.unwrap(), None, "it is there already");
+    assert_eq!(add_bootstrap_key(&api.app.keys, &file).await.unwrap(), None, "it is there already");
     admin.delete(&format!("/keys/{id}")).await.is(200);
-    let restarted = KeyStore::of(door.app.tenure.clone());
+    let restarted = KeyStore::new(api.app.tenure.clone());
     assert_eq!(add_bootstrap_key(&restarted, &file).await.unwrap(), None);
     admin.get("/keys").await.wrong(401);
 }
@@ -198,26 +197,26 @@ async fn a_bootstrap_key_is_added_once() {
 /// Requests through a proxy are not local: without keys they are refused; with `trusted_proxies` keys are required.
 #[tokio::test]
 async fn requests_through_a_proxy_need_a_key() {
-    let door = Door::memory().await;
-    door.get("/sessions").await.is(200);
+    let api = Door::memory().await;
+    api.get("/sessions").await.is(200);
     for name in ["x-forwarded-for", "forwarded", "x-real-ip"] {
-        assert_eq!(door.with(name, "for=192.0.2.1").get("/sessions").await.wrong(403).0, "host_not_allowed");
+        assert_eq!(api.with(name, "for=192.0.2.1").get("/sessions").await.wrong(403).0, "host_not_allowed");
     }
-    let door = Door::set_up("memory:", |config| {
+    let api = Door::set_up("memory:", |config| {
         config.listen = "127.0.0.1:0".to_owned();
         config.trusted_proxies = TrustedProxies::try_from(vec!["127.0.0.1".to_owned()]).unwrap();
     })
     .await;
-    tenure_server::serve::bind(&door.app).await.unwrap();
-    door.get("/sessions").await.wrong(401);
-    door.key("acme", None, &[Right::Read]).await.with("x-forwarded-for", "192.0.2.1").get("/sessions").await.is(200);
+    tenure_server::serve::bind(&api.app).await.unwrap();
+    api.get("/sessions").await.wrong(401);
+    api.key("acme", None, &[Right::Read]).await.with("x-forwarded-for", "192.0.2.1").get("/sessions").await.is(200);
 }
 
 /// A key at its quota cannot store more, but can still read and delete; deleting frees quota.
 #[tokio::test]
 async fn sessions_and_bytes_are_limited_per_key() {
     for (user, limit) in [(Some("ann"), "max_sessions"), (None, "max_sessions"), (Some("ann"), "max_stored_bytes")] {
-        let door = Door::memory().await;
+        let api = Door::memory().await;
         let rights = vec![Right::Read, Right::Write];
         let bound = user.map(|user| tenure::User::new(user).unwrap());
         let limits = match limit {
@@ -225,8 +224,8 @@ async fn sessions_and_bytes_are_limited_per_key() {
             _ => KeyLimits { max_stored_bytes: Some(1000), ..KeyLimits::default() },
         };
         let new = NewKey { rights, limits, user: bound, ..NewKey::default() };
-        let (_, secret) = door.app.keys.add(new).await.unwrap();
-        let app = door.with("authorization", &format!("Bearer {secret}"));
+        let (_, secret) = api.app.keys.add(new).await.unwrap();
+        let app = api.with("authorization", &format!("Bearer {secret}"));
         let chat = async |id: &str, text: String| {
             let body = json!({"session_id": id, "messages": [{"role": "user", "content": text}]});
             app.post("/v1/chat/completions", body).await
@@ -242,7 +241,7 @@ async fn sessions_and_bytes_are_limited_per_key() {
             assert_eq!(app.post("/sessions/import", &export).await.wrong(429), refused);
             chat("b", "what is there goes on".to_owned()).await.is(200);
             app.delete("/sessions/a").await.is(200);
-            door.later(6);
+            api.later(6);
             app.post("/sessions", json!({"id": "c"})).await.is(201);
             continue;
         }
@@ -253,7 +252,7 @@ async fn sessions_and_bytes_are_limited_per_key() {
         let stored = app.get("/sessions/a").await.is(200);
         assert_eq!(stored["message_count"], 2, "nothing was changed");
         app.delete("/sessions/a?purge=true").await.is(200);
-        door.later(6);
+        api.later(6);
         chat("b", "x".repeat(300)).await.is(200);
     }
 }

@@ -423,7 +423,7 @@ pub async fn reply(response: reqwest::Response) -> Reply {
         id = id.or_else(|| chunk["session_id"].as_str().map(str::to_owned));
         assert_eq!(chunk["session_id"].as_str(), id.as_deref(), "every chunk names the session");
         assert_eq!(chunk["object"], "chat.completion.chunk");
-        answer.take(&ModelChunk::Chunk(event.clone())).unwrap();
+        answer.add_chunk(&ModelChunk::Chunk(event.clone())).unwrap();
         if i == 0 {
             report = chunk["session"].clone();
             run_id = chunk["run_id"].clone();

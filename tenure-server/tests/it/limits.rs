@@ -99,11 +99,11 @@ async fn headers_must_come_in_time() {
         for send in cases {
             let server = &server;
             scope.spawn(move || {
-                let (text, took) = read_response(server, send);
+                let (text, elapsed) = read_response(server, send);
                 let request = String::from_utf8_lossy(send);
                 assert!(
-                    took > Duration::from_millis(800) && took < Duration::from_secs(100),
-                    "{request:?}: {took:?}, {text:?}"
+                    elapsed > Duration::from_millis(800) && elapsed < Duration::from_secs(100),
+                    "{request:?}: {elapsed:?}, {text:?}"
                 );
             });
         }
@@ -132,11 +132,11 @@ async fn a_body_must_come_in_time() {
     let sized = format!("{head}content-length: 500\r\n\r\n{half}");
     let chunked = format!("{head}transfer-encoding: chunked\r\n\r\n{:x}\r\n{half}\r\n", half.len());
     for send in [sized, chunked] {
-        let (text, took) = read_response(&server, send.as_bytes());
+        let (text, elapsed) = read_response(&server, send.as_bytes());
         assert!(text.starts_with("HTTP/1.1 408 ") && text.contains("connection: close"), "{text}");
         let body = serde_json::from_str(text.split("\r\n\r\n").nth(1).unwrap()).unwrap();
         assert_error(&(408, body), 408, "too_slow", Some("body_timeout"));
-        assert!(took > Duration::from_millis(500) && took < Duration::from_secs(8), "{took:?}");
+        assert!(elapsed > Duration::from_millis(500) && elapsed < Duration::from_secs(8), "{elapsed:?}");
     }
     assert_eq!(server.get("/sessions/slow").await.0, 404);
     // Slow, but never silent for longer than the timeout.
@@ -154,7 +154,7 @@ async fn a_body_must_come_in_time() {
 
 /// A turn may take longer than `header_timeout`.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_answer_is_not_a_slow_client() {
+async fn a_slow_response_is_not_a_slow_client() {
     let model = slow_model(10, Duration::from_millis(200)).await;
     let dir = tempfile::tempdir().unwrap();
     let yaml = format!(

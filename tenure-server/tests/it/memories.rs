@@ -37,27 +37,27 @@ fn texts(list: &Value) -> Vec<&str> {
 /// memories itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_with_a_memory() {
-    let door = open().await.with("x-tenure-user", "ada");
-    let memory = door.post("/memories", json!({"text": "likes green tea", "metadata": {"by": "hand"}})).await.is(201);
+    let api = open().await.with("x-tenure-user", "ada");
+    let memory = api.post("/memories", json!({"text": "likes green tea", "metadata": {"by": "hand"}})).await.is(201);
     assert_eq!(
         (&memory["object"], &memory["scope"], &memory["user"], &memory["metadata"]["by"]),
         (&json!("memory"), &json!("user"), &json!("ada"), &json!("hand"))
     );
     let ask =
         |text: &str| json!({"model": "friend", "session_id": "s1", "messages": [{"role": "user", "content": text}]});
-    let reply = door.post("/v1/chat/completions", ask("Which tea do I like?")).await.is(200);
+    let reply = api.post("/v1/chat/completions", ask("Which tea do I like?")).await.is(200);
     assert_eq!(reply["session"]["memories"][0]["id"], memory["id"], "{reply}");
     let called = r#"CALL memory {"action": "remember", "text": "takes no sugar"}"#;
-    door.post("/v1/chat/completions", ask(called)).await.is(200);
-    let all = door.get("/memories").await.is(200);
+    api.post("/v1/chat/completions", ask(called)).await.is(200);
+    let all = api.get("/memories").await.is(200);
     assert_eq!(all["data"].as_array().unwrap().len(), 2, "{all}");
     let sugar = all["data"].as_array().unwrap().iter().find(|m| m["text"] == "takes no sugar").unwrap();
     assert_eq!((&sugar["assistant"], &sugar["sources"][0]["session_id"]), (&json!("friend"), &json!("s1")));
     // The turn that contained the fact is rewound.
-    door.post("/sessions/s1/rewind", json!({"turn": 1})).await.is(200);
-    assert_eq!(texts(&door.get("/memories").await.is(200)), ["likes green tea"]);
+    api.post("/sessions/s1/rewind", json!({"turn": 1})).await.is(200);
+    assert_eq!(texts(&api.get("/memories").await.is(200)), ["likes green tea"]);
     let stream = json!({"model": "friend", "stream": true, "messages": [{"role": "user", "content": "Which tea?"}]});
-    let answer = door.post("/v1/chat/completions", stream).await;
+    let answer = api.post("/v1/chat/completions", stream).await;
     let first = answer.text.lines().next().unwrap().strip_prefix("data: ").unwrap().to_owned();
     let first: Value = serde_json::from_str(&first).unwrap();
     assert_eq!(first["session"]["memories"][0]["id"], memory["id"], "the first chunk says it");
@@ -65,8 +65,8 @@ async fn a_chat_with_a_memory() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn routes() {
-    let door = open().await;
-    let (ada, bob) = (door.with("x-tenure-user", "ada"), door.with("x-tenure-user", "bob"));
+    let api = open().await;
+    let (ada, bob) = (api.with("x-tenure-user", "ada"), api.with("x-tenure-user", "bob"));
     ada.post("/sessions", json!({"id": "g", "assistant_id": "guest"})).await.is(201);
     ada.post("/sessions", json!({"id": "n", "assistant_id": "goldfish"})).await.is(201);
     ada.post("/memories", json!({"text": "for this session", "session_id": "g"})).await.is(201);
@@ -124,22 +124,22 @@ async fn routes() {
         ada.get(path).await.wrong(400);
     }
     let assistant = json!({"name": "own", "memory": {"scope": "group"}});
-    assert_eq!(door.post("/assistants", assistant).await.wrong(400).1, "memory.group");
+    assert_eq!(api.post("/assistants", assistant).await.wrong(400).1, "memory.group");
     let own = json!({"name": "own", "memory": {"scope": "user", "retention": "30d", "max_entries": 1000}});
-    assert_eq!(door.post("/assistants", own.clone()).await.is(201)["memory"]["retention"], "30d");
+    assert_eq!(api.post("/assistants", own.clone()).await.is(201)["memory"]["retention"], "30d");
 }
 
 /// Dreams are for administrators, and can be undone.
 #[tokio::test(flavor = "multi_thread")]
 async fn dreams() {
-    let door = open().await;
-    let admin = door.key("default", None, &[Right::Read, Right::Write, Right::Admin]).await;
-    let ada = door.key("default", Some("ada"), &[Right::Read, Right::Write]).await;
+    let api = open().await;
+    let admin = api.key("default", None, &[Right::Read, Right::Write, Right::Admin]).await;
+    let ada = api.key("default", Some("ada"), &[Right::Read, Right::Write]).await;
     ada.post("/sessions", json!({"id": "g", "assistant_id": "guest"})).await.is(201);
     ada.post("/memories", json!({"text": "likes tea", "session_id": "g"})).await.is(201);
     for question in ["tea", "which%20tea", "tea%20or%20milk"] {
         ada.get(&format!("/memories/search?session_id=g&q={question}")).await.is(200);
-        door.later(24 * 60 * 60);
+        api.later(24 * 60 * 60);
     }
     ada.post("/dreams", json!({})).await.wrong(403);
     let dry = admin.post("/dreams", json!({"dry_run": true})).await.is(200);
@@ -227,15 +227,15 @@ async fn recall_quality_on_the_labelled_questions() {
         EmbeddingSource::open(&Embeddings { model: "local".into(), path: dir, ..Embeddings::default() }).await.unwrap();
     let tenure =
         Tenure::open_with("memory:", Options { embedder: source.embedder(), ..Options::default() }).await.unwrap();
-    for one in &set {
-        let text = one["memory"].as_str().unwrap().to_owned();
+    for case in &set {
+        let text = case["memory"].as_str().unwrap().to_owned();
         tenure.remember(&principal, &MemoryTarget::Own, NewMemory { text, ..NewMemory::default() }).await.unwrap();
     }
-    let words = Tenure::on(tenure.store().clone(), Options::default());
+    let words = Tenure::with_store(tenure.store().clone(), Options::default());
     let rank = |hits: &[tenure::RecallHit], text: &str| hits.iter().position(|h| h.memory.text == text);
     let (mut by_words, mut by_meaning, mut by_both) = (Vec::new(), Vec::new(), Vec::new());
-    for one in &set {
-        let (text, question) = (one["memory"].as_str().unwrap(), one["question"].as_str().unwrap());
+    for case in &set {
+        let (text, question) = (case["memory"].as_str().unwrap(), case["question"].as_str().unwrap());
         by_words.push(rank(&words.recall(&principal, &MemoryTarget::Own, question, 50).await.unwrap().memories, text));
         let both = tenure.recall(&principal, &MemoryTarget::Own, question, 50).await.unwrap();
         assert!(both.by_meaning);

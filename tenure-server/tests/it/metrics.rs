@@ -55,7 +55,7 @@ async fn work_is_counted() {
 
 /// The session count is cached between scrapes.
 #[tokio::test(flavor = "multi_thread")]
-async fn sessions_are_not_counted_at_every_look() {
+async fn sessions_are_not_counted_at_every_scrape() {
     let dir = tempfile::tempdir().unwrap();
     let server = Running::start(dir.path(), "store: 'memory:'");
     server.chat("a", "one").await;

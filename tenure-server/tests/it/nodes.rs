@@ -18,12 +18,12 @@ use tenure::{Principal, Role, SessionId, Tenure};
 
 /// The side effects of the tools: how often each call was executed.
 #[derive(Clone, Default)]
-struct World {
-    done: Arc<Mutex<HashMap<String, usize>>>,
+struct SideEffects {
+    executions: Arc<Mutex<HashMap<String, usize>>>,
 }
 
 /// A stateless model: it calls the tools `pay` and `look`, and then reports that.
-async fn think(body: String) -> String {
+async fn model_response(body: String) -> String {
     let request: Value = serde_json::from_str(&body).unwrap();
     let messages = request["messages"].as_array().unwrap();
     let results = messages.iter().rev().take_while(|m| m["role"] == "tool").count();
@@ -36,14 +36,14 @@ async fn think(body: String) -> String {
     json!({"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).to_string()
 }
 
-async fn act(
-    State(world): State<World>,
+async fn execute_tool(
+    State(side_effects): State<SideEffects>,
     axum::extract::Path(tool): axum::extract::Path<String>,
     headers: HeaderMap,
 ) -> String {
     let call = headers["idempotency-key"].to_str().unwrap().to_owned();
     let session = headers["x-tenure-session"].to_str().unwrap().to_owned();
-    *world.done.lock().unwrap().entry(format!("{session} {tool} {call}")).or_default() += 1;
+    *side_effects.executions.lock().unwrap().entry(format!("{session} {tool} {call}")).or_default() += 1;
     tokio::time::sleep(Duration::from_millis(30)).await;
     format!("{tool} done")
 }
@@ -52,9 +52,10 @@ async fn act(
 struct Database;
 
 impl Database {
-    fn run(verb: &str) -> Option<String> {
+    fn run(command: &str) -> Option<String> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/postgres.sh");
-        let output = Command::new("bash").arg(script).arg(verb).env("TENURE_TEST_PG_NAME", "nodes").output().unwrap();
+        let output =
+            Command::new("bash").arg(script).arg(command).env("TENURE_TEST_PG_NAME", "nodes").output().unwrap();
         output.status.success().then(|| String::from_utf8(output.stdout).unwrap().trim().to_owned())
     }
 }
@@ -65,12 +66,12 @@ impl Drop for Database {
     }
 }
 
-fn number(name: &str, or: u64) -> u64 {
-    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(or)
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn three_nodes_lose_nothing_and_do_nothing_twice() {
+async fn three_nodes_lose_nothing_and_execute_nothing_twice() {
     if postgres_url().is_none() {
         return;
     }
@@ -90,11 +91,11 @@ async fn three_nodes_lose_nothing_and_do_nothing_twice() {
     let store = Database::run("start").expect("a database");
     let _database = Database;
 
-    let world = World::default();
+    let side_effects = SideEffects::default();
     let routes = Router::new()
-        .route("/v1/chat/completions", post(think))
-        .route("/tools/{tool}", post(act))
-        .with_state(world.clone());
+        .route("/v1/chat/completions", post(model_response))
+        .route("/tools/{tool}", post(execute_tool))
+        .with_state(side_effects.clone());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, routes).await });
@@ -111,12 +112,12 @@ async fn three_nodes_lose_nothing_and_do_nothing_twice() {
     let clients = Arc::new(Mutex::new(nodes.iter().map(|n| n.client.clone()).collect::<Vec<_>>()));
 
     // Clients: each starts its runs on any node until one acknowledges them.
-    let begun = Arc::new(Mutex::new(BTreeMap::new()));
-    let mut asking = Vec::new();
-    for hand in 0..8 {
-        let (clients, begun) = (clients.clone(), begun.clone());
-        asking.push(tokio::spawn(async move {
-            for n in (hand..runs).step_by(8) {
+    let runs_started = Arc::new(Mutex::new(BTreeMap::new()));
+    let mut client_tasks = Vec::new();
+    for client_index in 0..8 {
+        let (clients, runs_started) = (clients.clone(), runs_started.clone());
+        client_tasks.push(tokio::spawn(async move {
+            for n in (client_index..runs).step_by(8) {
                 let id = format!("s{n}");
                 for attempt in 0.. {
                     assert!(attempt < 2000, "no node takes {id}");
@@ -124,8 +125,8 @@ async fn three_nodes_lose_nothing_and_do_nothing_twice() {
                         let all = clients.lock().unwrap();
                         all[(n as usize + attempt) % all.len()].clone()
                     };
-                    if let Some(run) = try_once(&client, &id).await {
-                        begun.lock().unwrap().insert(id, run);
+                    if let Some(run) = try_start_run(&client, &id).await {
+                        runs_started.lock().unwrap().insert(id, run);
                         break;
                     }
                     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -136,12 +137,12 @@ async fn three_nodes_lose_nothing_and_do_nothing_twice() {
     }
 
     // Chaos, until the time is over and every run has begun.
-    let began = Instant::now();
+    let chaos_start = Instant::now();
     let mut restarted = false;
-    while began.elapsed() < Duration::from_secs(seconds) || asking.iter().any(|a| !a.is_finished()) {
-        assert!(began.elapsed() < Duration::from_secs(seconds + 300), "it does not get on");
+    while chaos_start.elapsed() < Duration::from_secs(seconds) || client_tasks.iter().any(|a| !a.is_finished()) {
+        assert!(chaos_start.elapsed() < Duration::from_secs(seconds + 300), "it does not get on");
         let i = random(3) as usize;
-        if !restarted && began.elapsed() > Duration::from_secs(seconds / 2) {
+        if !restarted && chaos_start.elapsed() > Duration::from_secs(seconds / 2) {
             restarted = true;
             tokio::task::spawn_blocking(|| Database::run("restart")).await.unwrap();
         } else if random(2) == 0 {
@@ -155,51 +156,51 @@ async fn three_nodes_lose_nothing_and_do_nothing_twice() {
         }
         tokio::time::sleep(Duration::from_millis(100 + random(800))).await;
     }
-    for asked in asking {
-        asked.await.unwrap();
+    for task in client_tasks {
+        task.await.unwrap();
     }
 
-    let begun = begun.lock().unwrap().clone();
+    let runs_started = runs_started.lock().unwrap().clone();
 
     // Quiet: reviewers answer truthfully whether lost calls were executed, and every run ends.
     let client = nodes[0].client.clone();
-    let quiet = Instant::now();
-    let mut asked_about = 0;
+    let recovery_start = Instant::now();
+    let mut reviews_decided = 0;
     loop {
         let open = client.send("GET", "/reviews?limit=100", Value::Null).await;
         for review in open.body["data"].as_array().into_iter().flatten() {
             assert_eq!(review["kind"], "lost");
             let call = format!("{} {} ", review["session_id"].as_str().unwrap(), review["step"].as_str().unwrap());
-            let done = world.done.lock().unwrap().keys().any(|k| k.starts_with(&call));
-            let decision = json!({"decision": if done { "approved" } else { "rejected" }});
+            let was_executed = side_effects.executions.lock().unwrap().keys().any(|k| k.starts_with(&call));
+            let decision = json!({"decision": if was_executed { "approved" } else { "rejected" }});
             let path = format!("/reviews/{}/decision", review["id"].as_str().unwrap());
             client.send("POST", &path, decision).await;
-            asked_about += 1;
+            reviews_decided += 1;
         }
         let mut open = 0;
-        for (id, run) in &begun {
-            let found = client.send("GET", &format!("/sessions/{id}/runs/{run}"), Value::Null).await;
-            open += usize::from(found.body["status"] != "completed");
+        for (id, run) in &runs_started {
+            let response = client.send("GET", &format!("/sessions/{id}/runs/{run}"), Value::Null).await;
+            open += usize::from(response.body["status"] != "completed");
         }
         if open == 0 {
             break;
         }
-        assert!(quiet.elapsed() < Duration::from_secs(300), "{open} runs do not end");
+        assert!(recovery_start.elapsed() < Duration::from_secs(300), "{open} runs do not end");
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
-    eprintln!("{runs} runs in {:?}; a person was asked {asked_about} times", began.elapsed());
+    eprintln!("{runs} runs in {:?}; a person was asked {reviews_decided} times", chaos_start.elapsed());
 
-    check(&store, &begun, &world).await;
+    check(&store, &runs_started, &side_effects).await;
 }
 
 /// Creates a session and its run, unless they exist. Returns the run if the node acknowledged it.
-async fn try_once(client: &Client, id: &str) -> Option<String> {
+async fn try_start_run(client: &Client, id: &str) -> Option<String> {
     let post = |path: String, body: Value| {
         let request = client.http.post(format!("{}{path}", client.base)).json(&body);
         request.header("idempotency-key", format!("key-{id}")).timeout(Duration::from_secs(3)).send()
     };
-    let made = post("/sessions".to_owned(), json!({"id": id, "assistant_id": "agent"})).await.ok()?;
-    if ![201, 409].contains(&made.status().as_u16()) {
+    let created = post("/sessions".to_owned(), json!({"id": id, "assistant_id": "agent"})).await.ok()?;
+    if ![201, 409].contains(&created.status().as_u16()) {
         return None;
     }
     let run =
@@ -212,13 +213,13 @@ async fn try_once(client: &Client, id: &str) -> Option<String> {
 }
 
 /// Reads every log, and compares it with the acknowledged runs and the side effects.
-async fn check(store: &str, begun: &BTreeMap<String, String>, world: &World) {
+async fn check(store: &str, runs_started: &BTreeMap<String, String>, side_effects: &SideEffects) {
     let tenure = Tenure::open(store).await.unwrap();
     let findings = tenure.examine(|_| ()).await.unwrap();
     assert!(findings.is_empty(), "{findings:?}");
     let principal = Principal::new("default", "default").unwrap();
     let mut wrong = Vec::new();
-    for (id, run) in begun {
+    for (id, run) in runs_started {
         let session = tenure.load(&principal, &SessionId::new(id).unwrap()).await.unwrap();
         let roles: Vec<Role> = session.messages.iter().map(|m| m.message.role()).collect();
         if roles != [Role::User, Role::Assistant, Role::Tool, Role::Tool, Role::Assistant] {
@@ -237,8 +238,8 @@ async fn check(store: &str, begun: &BTreeMap<String, String>, world: &World) {
             wrong.push(format!("{id}: results of {results:?}"));
         }
         let paid: usize = {
-            let done = world.done.lock().unwrap();
-            done.iter().filter(|(k, _)| k.starts_with(&format!("{id} pay "))).map(|(_, n)| n).sum()
+            let executions = side_effects.executions.lock().unwrap();
+            executions.iter().filter(|(k, _)| k.starts_with(&format!("{id} pay "))).map(|(_, n)| n).sum()
         };
         if paid != 1 {
             wrong.push(format!("{id} paid {paid} times"));

@@ -22,7 +22,7 @@ async fn free_port() -> u16 {
 /// At startup the server waits for a database that does not answer, logs its host and port, and serves requests
 /// meanwhile.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_database_that_is_away_at_the_start_is_waited_for() {
+async fn an_unreachable_database_is_waited_for_at_startup() {
     let Some((proxy, store)) = behind_a_proxy(false, "&retry=1s&connect_timeout=1").await else { return };
     let (dir, port) = (tempfile::tempdir().unwrap(), free_port().await);
     let yaml = format!("listen: 127.0.0.1:{port}\nstore: \"{store}\"\n");
@@ -47,18 +47,18 @@ async fn a_database_that_is_away_at_the_start_is_waited_for() {
 
 /// An error that waiting cannot fix fails the startup at once.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_database_that_refuses_us_ends_the_start() {
+async fn a_database_that_refuses_the_connection_ends_the_startup() {
     let Some(url) = postgres_url() else { return };
     let dir = tempfile::tempdir().unwrap();
     let (base, _) = url.split_once('?').unwrap();
     let (server, _) = base.rsplit_once('/').unwrap();
-    let said = Running::refuses(dir.path(), &format!("listen: 127.0.0.1:0\nstore: \"{server}/no_such_database\"\n"));
-    assert!(said.contains("no_such_database") && said.contains("127.0.0.1:"), "{said}");
+    let stderr = Running::refuses(dir.path(), &format!("listen: 127.0.0.1:0\nstore: \"{server}/no_such_database\"\n"));
+    assert!(stderr.contains("no_such_database") && stderr.contains("127.0.0.1:"), "{stderr}");
 }
 
 /// The database stops responding under a running server: `/readyz` fails soon, and each 503 has a `Retry-After`.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_database_that_falls_silent_is_told_of() {
+async fn a_stalled_database_is_reported() {
     let Some((proxy, store)) = behind_a_proxy(true, "&retry=0s&connect_timeout=1").await else { return };
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path(), &format!("store: \"{store}\"\n"));

@@ -29,7 +29,7 @@ async fn run(tools: &Toolbox, assistant: &Assistant, session: &str, code: &str) 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn python_keeps_what_was_defined() {
+async fn python_keeps_definitions_between_calls() {
     let (tools, assistant) = toolbox(json!(["python"]), json!({}));
     let list = tools.list(&assistant).await.unwrap();
     assert_eq!(
@@ -78,8 +78,9 @@ async fn python_is_interrupted_then_killed() {
         assert_eq!(ask("x").await.content, "7", "after {slow}");
     }
     assert!(ask("b = bytearray(1 << 30)").await.content.contains("MemoryError"));
-    let deaf = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: time.sleep(1)";
-    let killed = ask(deaf).await;
+    let ignores_interrupt =
+        "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: time.sleep(1)";
+    let killed = ask(ignores_interrupt).await;
     assert!(killed.failed && killed.content.contains("all definitions are lost"), "{killed:?}");
     assert!(ask("x").await.content.contains("NameError"));
     for end in
@@ -105,7 +106,7 @@ pub fn processes(text: &str) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn python_leaves_nothing_behind() {
+async fn python_leaves_no_processes_or_files() {
     let (tools, assistant) = toolbox(json!(["python"]), json!({"processes": 300}));
     // Each in its own process session, so that no signal to a group reaches them.
     let many =
@@ -133,7 +134,7 @@ async fn python_leaves_nothing_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn python_is_kept_apart() {
+async fn python_is_isolated() {
     let (tools, assistant) = toolbox(json!(["python"]), json!({"file": "1MB"}));
     let ask = async |code: &str| run(&tools, &assistant, "s", code).await;
     let environment = ask("import os\nsorted(os.environ)").await;
@@ -248,9 +249,10 @@ async fn python_is_refused_where_it_can_not_be_isolated() {
         let outcome = tools.call(&config.assistants[0], &call("s", "python", json!({"code": "1 + 1"}))).await;
         match outcome {
             Ok(output) => assert!(runs && output.content == "2", "{feature} {require}: {output:?}"),
-            Err(ToolError::NotCalled(why)) => {
-                let told = why.contains(feature) && why.contains(require) && why.contains("docs/tools.md");
-                assert!(!runs && told, "{feature} {require}: {why}");
+            Err(ToolError::NotCalled(reason)) => {
+                let names_the_requirement =
+                    reason.contains(feature) && reason.contains(require) && reason.contains("docs/tools.md");
+                assert!(!runs && names_the_requirement, "{feature} {require}: {reason}");
             }
             Err(other) => panic!("{feature} {require}: {other:?}"),
         }
@@ -273,12 +275,12 @@ async fn python_files_on_the_host_are_limited_and_removed() {
         ("for i in range(5): os.mkdir('d'); os.chdir('d')", "python.max_depth"),
         ("os.mkdir('hidden', 0)", "a directory is not readable"),
     ] {
-        let place = run(&tools, &assistant, "s", "import os\nos.getcwd()").await.content;
-        let place = PathBuf::from(place.trim_matches('\''));
-        assert!(place.exists());
+        let directory = run(&tools, &assistant, "s", "import os\nos.getcwd()").await.content;
+        let directory = PathBuf::from(directory.trim_matches('\''));
+        assert!(directory.exists());
         let exceeded = run(&tools, &assistant, "s", code).await;
         assert!(exceeded.failed && exceeded.content.contains(limit), "{code}: {exceeded:?}");
-        assert!(!place.parent().unwrap().exists(), "{code}");
+        assert!(!directory.parent().unwrap().exists(), "{code}");
     }
     let secret = tempfile::NamedTempFile::new().unwrap();
     for code in ["os.chmod({}, 0)", "os.utime({})", "os.setxattr({}, 'user.x', b'')"] {
@@ -295,7 +297,7 @@ async fn python_files_on_the_host_are_limited_and_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn python_seats_are_few() {
+async fn python_processes_are_limited() {
     let (tools, assistant) = toolbox(json!(["python"]), json!({"max_processes": 2, "timeout": "20s"}));
     for session in ["a", "b"] {
         run(&tools, &assistant, session, "x = 1").await;
@@ -315,13 +317,13 @@ async fn python_seats_are_few() {
         within("it is busy", async || processes(&program) == 1).await;
     }
     let refused = tools.call(&assistant, &call("d", "python", json!({"code": "1"}))).await;
-    assert!(matches!(&refused, Err(ToolError::NotCalled(why)) if why.contains("max_processes")), "{refused:?}");
+    assert!(matches!(&refused, Err(ToolError::NotCalled(reason)) if reason.contains("max_processes")), "{refused:?}");
     // Ending a session ends its call.
     tools.end(&key("a")).await;
     tools.end(&key("b")).await;
     for call in busy {
-        let given_up = call.await.unwrap();
-        assert!(given_up.failed && given_up.content.contains("has ended"), "{given_up:?}");
+        let timed_out = call.await.unwrap();
+        assert!(timed_out.failed && timed_out.content.contains("has ended"), "{timed_out:?}");
     }
     tools.close().await;
 }
@@ -346,6 +348,6 @@ async fn a_program_that_is_no_interpreter() {
     for program in ["/no/such/python", "true"] {
         let (tools, assistant) = toolbox(json!(["python"]), json!({"program": program}));
         let outcome = tools.call(&assistant, &call("s", "python", json!({"code": "1"}))).await;
-        assert!(matches!(&outcome, Err(ToolError::NotCalled(why)) if why.contains(program)), "{outcome:?}");
+        assert!(matches!(&outcome, Err(ToolError::NotCalled(reason)) if reason.contains(program)), "{outcome:?}");
     }
 }

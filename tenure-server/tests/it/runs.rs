@@ -91,8 +91,8 @@ impl Client {
     }
 
     pub async fn begin(&self, id: &str) {
-        let made = self.send("POST", "/sessions", json!({"id": id, "assistant_id": "agent"})).await;
-        assert_eq!(made.status, 201, "{made:?}");
+        let created = self.send("POST", "/sessions", json!({"id": id, "assistant_id": "agent"})).await;
+        assert_eq!(created.status, 201, "{created:?}");
     }
 
     pub async fn run(&self, id: &str, input: &str, mode: &str) -> Reply {
@@ -100,7 +100,7 @@ impl Client {
     }
 
     /// Waits until the last run of a session has this status.
-    pub async fn until(&self, id: &str, status: &str) -> Value {
+    pub async fn wait_for_status(&self, id: &str, status: &str) -> Value {
         let last = Mutex::new(Value::Null);
         within(&format!("the run of {id} is {status}"), async || {
             let runs = self.send("GET", &format!("/sessions/{id}/runs"), Value::Null).await;
@@ -203,7 +203,7 @@ async fn a_run_calls_tools_and_can_be_followed_postgres() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_has_words_as_they_come_and_events_as_they_are_kept() {
+async fn a_stream_has_text_as_it_arrives_and_events_as_they_are_stored() {
     let tools = Toolbox::start().await;
     let home = home("memory", &tools, json!({})).await.unwrap();
     home.client.begin("s").await;
@@ -226,7 +226,7 @@ async fn a_run_in_the_background_can_be_polled_and_cancelled() {
     assert_eq!(run.status, 202, "{run:?}");
     let id = run.body["id"].as_str().unwrap().to_owned();
     within("the tool is called", async || tools.count("slow") == 1).await;
-    assert_eq!(home.client.until("s", "running").await["id"], id);
+    assert_eq!(home.client.wait_for_status("s", "running").await["id"], id);
     let resumed = home.client.send("POST", &format!("/sessions/s/runs/{id}/resume"), json!({})).await;
     assert_eq!((resumed.status, resumed.code()), (409, "run_not_ended"));
     let ended = home.client.send("POST", &format!("/sessions/s/runs/{id}/cancel"), json!({})).await;
@@ -238,7 +238,7 @@ async fn a_run_in_the_background_can_be_polled_and_cancelled() {
     // A call that may have been executed is not repeated automatically.
     let resumed = home.client.send("POST", &format!("/sessions/s/runs/{id}/resume"), json!({})).await;
     assert_eq!(resumed.status, 202, "{resumed:?}");
-    home.client.until("s", "paused").await;
+    home.client.wait_for_status("s", "paused").await;
     let reviews = home.client.send("GET", "/reviews", Value::Null).await;
     assert_eq!(reviews.body["data"][0]["kind"], "lost", "{reviews:?}");
     assert_eq!(tools.count("slow"), 1);
@@ -248,7 +248,7 @@ async fn a_run_in_the_background_can_be_polled_and_cancelled() {
 
 /// A standard client of an assistant with tools gets a normal answer, which names the calls.
 #[tokio::test(flavor = "multi_thread")]
-async fn chat_with_tools_here() {
+async fn chat_with_server_tools() {
     let tools = Toolbox::start().await;
     let home = home("memory", &tools, json!({})).await.unwrap();
     for stream in [false, true] {
@@ -274,7 +274,7 @@ async fn chat_with_tools_here() {
         }
     }
     // The same call of `look` in the same session is served from the cache.
-    let looks = tools.count("look");
+    let look_count = tools.count("look");
     home.model.then(Act::Call(vec![("b", "look", r#"{"x":7}"#)])).then(Act::Say("Still."));
     let again = home
         .client
@@ -285,13 +285,13 @@ async fn chat_with_tools_here() {
         )
         .await;
     assert_eq!(again.body["agentic_tool_calls"][0]["cached"], true, "{again:?}");
-    assert_eq!(tools.count("look"), looks);
+    assert_eq!(tools.count("look"), look_count);
     // Tools that the client declares are left to the client.
     home.model.then(Act::Call(vec![("c", "mine", "{}")]));
     let brought = json!([{"type": "function", "function": {"name": "mine", "parameters": {}}}]);
     let body = json!({"model": "agent", "session_id": "c", "messages": [user("Hi")], "tools": brought});
-    let theirs = home.client.chat(false, body, &[]).await;
-    assert_eq!(theirs.message()["tool_calls"][0]["function"]["name"], "mine", "{theirs:?}");
+    let client_reply = home.client.chat(false, body, &[]).await;
+    assert_eq!(client_reply.message()["tool_calls"][0]["function"]["name"], "mine", "{client_reply:?}");
     let offered: Value = serde_json::from_str(&home.model.bodies().pop().unwrap()).unwrap();
     assert_eq!(offered["tools"].as_array().unwrap().len(), 6);
 }
@@ -301,7 +301,7 @@ fn rules() -> Value {
 }
 
 /// A standard client whose run needs a human decision gets a normal answer, and can continue later.
-async fn a_person_decides(kind: &str, stream: bool) {
+async fn a_reviewer_decides(kind: &str, stream: bool) {
     let tools = Toolbox::start().await;
     let Some(home) = home(kind, &tools, rules()).await else { return };
     home.model.then(Act::Call(vec![("a", "refund", r#"{"x":5}"#)]));
@@ -342,7 +342,7 @@ async fn a_person_decides(kind: &str, stream: bool) {
     assert_eq!((decided.status, decided.body["status"].as_str()), (200, Some("decided")), "{decided:?}");
     let twice = home.client.send("POST", &format!("{path}/decision"), decision).await;
     assert_eq!((twice.status, twice.code()), (409, "already_decided"));
-    home.client.until("s", "completed").await;
+    home.client.wait_for_status("s", "completed").await;
     assert_eq!(tools.calls.lock().unwrap()[0].2, json!({"x": 3}));
     let session = home.client.send("GET", "/sessions/s", Value::Null).await;
     assert_eq!(session.body["status"], "active");
@@ -362,41 +362,43 @@ async fn a_person_decides(kind: &str, stream: bool) {
     let last = home.client.chat(stream, last, &[]).await;
     assert_eq!((last.status, last.said()), (200, "Good bye."), "{last:?}");
     assert_eq!(last.report()[2], 0, "nothing is rewound: {last:?}");
-    let said: Vec<String> = home.model.shown().iter().filter_map(|m| Some(m["content"].as_str()?.to_owned())).collect();
+    let contents: Vec<String> =
+        home.model.shown().iter().filter_map(|m| Some(m["content"].as_str()?.to_owned())).collect();
     let refund = "[a reviewer changed the arguments: less]\nrefund 3";
-    assert_eq!(said, ["Money back", refund, "You get 3.", "Thanks"]);
+    assert_eq!(contents, ["Money back", refund, "You get 3.", "Thanks"]);
 
     // The session id is not needed either: the notice identifies the session.
     home.model.then(Act::Say("Still here."));
-    let talk = json!([user("Money back"), assistant(&notice), user("Thanks"), assistant("Good bye."), user("Hello?")]);
-    let later = home.client.chat(stream, json!({"model": "agent", "messages": talk}), &[]).await;
+    let conversation =
+        json!([user("Money back"), assistant(&notice), user("Thanks"), assistant("Good bye."), user("Hello?")]);
+    let later = home.client.chat(stream, json!({"model": "agent", "messages": conversation}), &[]).await;
     assert_eq!((later.status, later.said()), (200, "Still here."), "{later:?}");
     let session = home.client.send("GET", "/sessions/s", Value::Null).await;
     assert_eq!(session.body["messages"].as_array().unwrap().len(), 8, "{session:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_person_decides_sqlite() {
-    a_person_decides("sqlite", false).await;
+async fn a_reviewer_decides_sqlite() {
+    a_reviewer_decides("sqlite", false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_person_decides_postgres_streamed() {
-    a_person_decides("postgres", true).await;
+async fn a_reviewer_decides_postgres_streamed() {
+    a_reviewer_decides("postgres", true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_decides_in_time_is_decided_as_the_rule_says() {
+async fn an_undecided_review_times_out() {
     let tools = Toolbox::start().await;
     let home = home("memory", &tools, rules()).await.unwrap();
     home.client.begin("s").await;
     home.model.then(Act::Call(vec![("a", "pay", "{}")])).then(Act::Say("Then not."));
     let run = home.client.run("s", "Pay", "wait").await;
     assert_eq!((run.body["status"].as_str(), run.body["reviews"].as_array().map(Vec::len)), (Some("paused"), Some(1)));
-    home.client.until("s", "completed").await;
+    home.client.wait_for_status("s", "completed").await;
     assert_eq!(tools.count("pay"), 0);
-    let said = home.stored("s").await;
-    assert!(said[2]["content"].as_str().unwrap().contains("refused"), "{said:?}");
+    let stored = home.stored("s").await;
+    assert!(stored[2]["content"].as_str().unwrap().contains("refused"), "{stored:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -430,7 +432,7 @@ async fn reviews_need_the_right_and_stay_with_the_tenant() {
 }
 
 /// The server is killed during a call. Idempotent calls are repeated; for the others a human decides.
-async fn a_run_goes_on_after_a_crash(store: &str, dir: &std::path::Path) {
+async fn a_run_is_resumed_after_a_crash(store: &str, dir: &std::path::Path) {
     let (tools, model) = (Toolbox::start().await, Script::default());
     let more = json!({"assistants": [tools.assistant(json!({}))], "runs": {"lease": "2s"}});
     let base_url = model.start().await;
@@ -443,39 +445,39 @@ async fn a_run_goes_on_after_a_crash(store: &str, dir: &std::path::Path) {
     }
     node.kill();
     let node = Binary::with(dir, store, &base_url, more);
-    node.client.until("must-not", "paused").await;
+    node.client.wait_for_status("must-not", "paused").await;
     within("it is called again", async || tools.count("again") == 2).await;
     model.then(Act::Say("One."));
     tools.slow.add_permits(3);
-    node.client.until("may", "completed").await;
+    node.client.wait_for_status("may", "completed").await;
     let reviews = node.client.send("GET", "/reviews", Value::Null).await;
     let review = reviews.body["data"][0]["id"].as_str().unwrap().to_owned();
     assert_eq!(reviews.body["data"][0]["kind"], "lost", "{reviews:?}");
     model.then(Act::Say("Two."));
-    let told = json!({"decision": "approved", "notes": "I saw it"});
-    node.client.send("POST", &format!("/reviews/{review}/decision"), told).await;
-    node.client.until("must-not", "completed").await;
+    let decision = json!({"decision": "approved", "notes": "I saw it"});
+    node.client.send("POST", &format!("/reviews/{review}/decision"), decision).await;
+    node.client.wait_for_status("must-not", "completed").await;
     assert_eq!(tools.count("slow"), 1, "no side effect runs twice");
-    let said = node.client.send("GET", "/sessions/must-not/messages", Value::Null).await;
-    assert!(said.body["data"][2]["message"]["content"].as_str().unwrap().contains("I saw it"), "{said:?}");
+    let messages = node.client.send("GET", "/sessions/must-not/messages", Value::Null).await;
+    assert!(messages.body["data"][2]["message"]["content"].as_str().unwrap().contains("I saw it"), "{messages:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_goes_on_after_a_crash_sqlite() {
+async fn a_run_is_resumed_after_a_crash_sqlite() {
     let dir = tempfile::tempdir().unwrap();
-    a_run_goes_on_after_a_crash("sqlite:tenure.db", dir.path()).await;
+    a_run_is_resumed_after_a_crash("sqlite:tenure.db", dir.path()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_goes_on_after_a_crash_postgres() {
+async fn a_run_is_resumed_after_a_crash_postgres() {
     let dir = tempfile::tempdir().unwrap();
     if let Some(store) = postgres_url() {
-        a_run_goes_on_after_a_crash(&store, dir.path()).await;
+        a_run_is_resumed_after_a_crash(&store, dir.path()).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_web_hook_is_told_when_a_run_ends() {
+async fn a_webhook_is_called_when_a_run_ends() {
     let tools = Toolbox::start().await;
     let hook = format!("{}/hook", tools.address);
     let home = home_with("memory", &tools, json!({}), |config| {
@@ -486,9 +488,9 @@ async fn a_web_hook_is_told_when_a_run_ends() {
     home.client.begin("s").await;
     let run = home.client.run("s", "Go", "wait").await;
     within("the hook is told", async || tools.count("hook") == 1).await;
-    let (_, _, told) = tools.calls.lock().unwrap()[0].clone();
+    let (_, _, delivered) = tools.calls.lock().unwrap()[0].clone();
     assert_eq!(
-        (told["event"].as_str(), &told["run_id"], told["status"].as_str()),
+        (delivered["event"].as_str(), &delivered["run_id"], delivered["status"].as_str()),
         (Some("run.ended"), &run.body["id"], Some("completed"))
     );
 }
@@ -516,8 +518,8 @@ async fn usage_is_the_sum_of_all_calls() {
             assert_eq!(home.model.count(), rounds, "the second time it is not asked");
             if stream {
                 let chunks: Vec<Value> = reply.events.iter().filter_map(|e| serde_json::from_str(e).ok()).collect();
-                let told: Vec<usize> = (0..chunks.len()).filter(|i| !chunks[*i]["usage"].is_null()).collect();
-                assert_eq!(told, [chunks.len() - 1], "{}", reply.text);
+                let usage_chunks: Vec<usize> = (0..chunks.len()).filter(|i| !chunks[*i]["usage"].is_null()).collect();
+                assert_eq!(usage_chunks, [chunks.len() - 1], "{}", reply.text);
                 assert!(reply.is_done());
             }
         }

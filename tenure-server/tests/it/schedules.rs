@@ -30,7 +30,7 @@ async fn state(app: &AppState) -> ScheduleState {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_node_runs_it_and_none_overlaps() {
+async fn one_node_runs_a_schedule_without_overlap() {
     for session in [Some("lasting"), None] {
         let script = Script::default();
         let base_url = script.start().await;
@@ -39,15 +39,16 @@ async fn one_node_runs_it_and_none_overlaps() {
             // The lease is renewed by the wall clock; one of the usual length would expire when the test clock
             // jumps over it.
             let limits = Limits { lease: Duration::from_hours(1), ..Limits::default() };
-            let tenure = Tenure::on(store.clone(), Options { clock: clock.clone(), limits, ..Options::default() });
-            App::on(tenure, config(&base_url, session)).unwrap()
+            let tenure =
+                Tenure::with_store(store.clone(), Options { clock: clock.clone(), limits, ..Options::default() });
+            App::with_tenure(tenure, config(&base_url, session)).unwrap()
         };
         let (one, two) = (node(), node());
         let mut watching = Vec::new();
         for app in [one.clone(), two.clone()] {
             watching.push(tokio::spawn(async move {
                 loop {
-                    schedules::look(&app).await;
+                    schedules::evaluate_all(&app).await;
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
             }));
@@ -59,8 +60,8 @@ async fn one_node_runs_it_and_none_overlaps() {
         within("it was asked", async || script.count() == 1).await;
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert_eq!(script.count(), 1, "two nodes looked, one ran it");
-        let said = script.shown().last().unwrap()["content"].as_str().unwrap().to_owned();
-        assert_eq!(said, "Monday 2026-11-16 09:59, tick 1: go", "by the clock in Berlin");
+        let last_prompt = script.shown().last().unwrap()["content"].as_str().unwrap().to_owned();
+        assert_eq!(last_prompt, "Monday 2026-11-16 09:59, tick 1: go", "by the clock in Berlin");
 
         // Still running when the next one is due.
         let hold = Arc::new(Semaphore::new(0));
@@ -70,7 +71,7 @@ async fn one_node_runs_it_and_none_overlaps() {
         within("it is noted", async || state(&one).await.count == 2).await;
         clock.advance(SignedDuration::from_secs(60));
         within("it is missed", async || !state(&one).await.missed.is_empty()).await;
-        assert!(state(&two).await.missed[0].why.contains("still in progress"));
+        assert!(state(&two).await.missed[0].reason.contains("still in progress"));
         hold.add_permits(1);
         let id = state(&one).await.session.unwrap();
         within("it is done", async || one.tenure.load(&nobody(), &id).await.unwrap().run.is_none()).await;
@@ -79,13 +80,13 @@ async fn one_node_runs_it_and_none_overlaps() {
         clock.advance(SignedDuration::from_mins(3));
         within("the last one runs", async || state(&one).await.count == 3).await;
         let missed = state(&one).await.missed;
-        assert_eq!(missed.iter().filter(|m| m.why.contains("nobody")).count(), 2, "{missed:?}");
+        assert_eq!(missed.iter().filter(|m| m.reason.contains("nobody")).count(), 2, "{missed:?}");
         watching.into_iter().for_each(|w| w.abort());
     }
 }
 
 #[test]
-fn what_is_wrong_with_a_schedule_is_told_by_its_place() {
+fn an_invalid_schedule_is_reported_with_its_path() {
     let wrong = |change: fn(&mut Schedule)| {
         let mut config = config("http://127.0.0.1:1/v1", None);
         change(&mut config.schedules[0]);
@@ -109,17 +110,18 @@ async fn a_deleted_session_is_not_replaced() {
     let script = Script::default();
     let base_url = script.start().await;
     let clock = Clock::manual("2026-11-16T08:58:30Z".parse().unwrap());
-    let tenure = Tenure::on(Arc::new(MemoryStore::new()), Options { clock: clock.clone(), ..Options::default() });
-    let app = App::on(tenure, config(&base_url, Some("lasting"))).unwrap();
-    schedules::look(&app).await;
+    let tenure =
+        Tenure::with_store(Arc::new(MemoryStore::new()), Options { clock: clock.clone(), ..Options::default() });
+    let app = App::with_tenure(tenure, config(&base_url, Some("lasting"))).unwrap();
+    schedules::evaluate_all(&app).await;
     clock.advance(SignedDuration::from_secs(40));
-    schedules::look(&app).await;
+    schedules::evaluate_all(&app).await;
     let id = state(&app).await.session.unwrap();
     within("it is done", async || app.tenure.load(&nobody(), &id).await.unwrap().run.is_none()).await;
     app.tenure.delete(&nobody(), &id).await.unwrap();
     clock.advance(SignedDuration::from_secs(60));
-    schedules::look(&app).await;
+    schedules::evaluate_all(&app).await;
     let missed = state(&app).await.missed;
-    assert!(missed.len() == 1 && missed[0].why.contains("deleted"), "{missed:?}");
-    assert_eq!(app.tenure.restore(&nobody(), &id).await.unwrap().mark.messages, 2);
+    assert!(missed.len() == 1 && missed[0].reason.contains("deleted"), "{missed:?}");
+    assert_eq!(app.tenure.restore(&nobody(), &id).await.unwrap().digest.messages, 2);
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 const MARKER: &str = "PLUM-7731";
 
 /// Sends valid and invalid requests of many kinds, all containing the marker.
-async fn talk(server: &Running) {
+async fn send_chat_requests(server: &Running) {
     let post = |body: String| {
         server.request("POST", "/v1/chat/completions").header("content-type", "application/json").body(body)
     };
@@ -38,7 +38,7 @@ async fn check_logs(store: &str, format: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     let server =
         Running::start(dir.path(), &format!("store: '{store}'\ntelemetry: {{log: trace, log_format: {format}}}"));
-    talk(&server).await;
+    send_chat_requests(&server).await;
     let logs = server.stop();
     assert!(logs.lines().count() > 8, "{logs}");
     let bad: Vec<_> = logs.lines().filter(|l| l.to_lowercase().contains(&MARKER.to_lowercase())).collect();
@@ -97,7 +97,7 @@ async fn traces_have_the_names_of_opentelemetry() {
     let dir = tempfile::tempdir().unwrap();
     // Traces do not depend on the log level.
     let server = Running::start(dir.path(), &format!("store: 'memory:'\ntelemetry: {{log: warn, otlp: '{url}'}}"));
-    talk(&server).await;
+    send_chat_requests(&server).await;
     server.stop();
     let sent = collector.0.lock().unwrap().clone();
     assert!(!sent.is_empty(), "what waits is sent when the server stops");

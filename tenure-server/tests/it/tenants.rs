@@ -154,15 +154,18 @@ fn every_route_is_tried() {
     for (path, methods) in document["paths"].as_object().unwrap() {
         for method in methods.as_object().unwrap().keys() {
             let open = ["/healthz", "/readyz"].contains(&path.as_str());
-            let here = ROUTES.contains(&(method.to_uppercase().as_str(), path.as_str()));
-            assert!(here || open, "{method} {path} must be in the table above, so that no tenant finds a way there");
+            let is_listed = ROUTES.contains(&(method.to_uppercase().as_str(), path.as_str()));
+            assert!(
+                is_listed || open,
+                "{method} {path} must be in the table above, so that no tenant finds a way there"
+            );
         }
     }
 }
 
 /// Creates the victim's data: sessions in each state, messages, images, checkpoints, discarded messages, a fork, an
 /// assistant.
-async fn furnish(victim: &Door) {
+async fn fill_tenant(victim: &Door) {
     let title = format!("{MARKER} title");
     for id in ["shared", "theirs", "gone"] {
         let body = json!({"id": id, "title": title, "thread_id": "t1", "tags": [MARKER], "metadata": {MARKER: MARKER}});
@@ -190,7 +193,7 @@ async fn furnish(victim: &Door) {
 }
 
 /// Everything that the victim can read.
-async fn everything(victim: &Door) -> Vec<String> {
+async fn snapshot(victim: &Door) -> Vec<String> {
     let list = victim.get("/sessions?status=active,paused,expired,deleted&limit=100").await;
     let mut all = vec![victim.get("/assistants").await.text];
     for session in list.json()["data"].as_array().unwrap() {
@@ -205,11 +208,11 @@ async fn everything(victim: &Door) -> Vec<String> {
 }
 
 async fn check(tenant: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
-    let door = Door::memory().await;
-    let victim = door.key("victim", None, &[Right::Admin]).await;
-    let intruder = door.key(tenant, None, &[Right::Admin]).await;
-    furnish(&victim).await;
-    let before = everything(&victim).await;
+    let api = Door::memory().await;
+    let victim = api.key("victim", None, &[Right::Admin]).await;
+    let intruder = api.key(tenant, None, &[Right::Admin]).await;
+    fill_tenant(&victim).await;
+    let before = snapshot(&victim).await;
     prop_assert!(before.iter().any(|text| text.contains(MARKER)));
     for (method, path, body) in steps {
         let kind = (method != "GET").then_some("application/json");
@@ -227,7 +230,7 @@ async fn check(tenant: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
             }
         }
     }
-    prop_assert_eq!(everything(&victim).await, before);
+    prop_assert_eq!(snapshot(&victim).await, before);
     Ok(())
 }
 
@@ -247,7 +250,7 @@ fn random_requests_of_one_tenant_neither_see_nor_change_the_other() {
 
 /// The property can fail: with a key of the same tenant it does.
 #[tokio::test]
-async fn a_leak_would_be_noticed() {
+async fn a_leak_is_detected() {
     let step = |method, path: &str, body: &str| vec![(method, path.to_owned(), body.to_owned())];
     for leak in [
         step("GET", "/sessions", ""),
@@ -261,19 +264,19 @@ async fn a_leak_would_be_noticed() {
         step("DELETE", "/v1/sessions/theirs", ""),
         step("DELETE", "/users/default", ""),
     ] {
-        let told = format!("{leak:?}");
-        assert!(check("victim", leak.clone()).await.is_err(), "{told}");
+        let failure = format!("{leak:?}");
+        assert!(check("victim", leak.clone()).await.is_err(), "{failure}");
         check("intruder", leak).await.unwrap();
     }
 }
 
 #[tokio::test]
 async fn the_same_id_is_two_sessions() {
-    let door = Door::memory().await;
-    let (a, b) = (door.key("a", None, &[Right::Admin]).await, door.key("b", None, &[Right::Admin]).await);
-    for (door, word) in [(&a, "of a"), (&b, "of b")] {
-        door.post("/sessions", json!({"id": "same"})).await.is(201);
-        door.say("same", json!([{"role": "user", "content": word}])).await;
+    let api = Door::memory().await;
+    let (a, b) = (api.key("a", None, &[Right::Admin]).await, api.key("b", None, &[Right::Admin]).await);
+    for (api, word) in [(&a, "of a"), (&b, "of b")] {
+        api.post("/sessions", json!({"id": "same"})).await.is(201);
+        api.say("same", json!([{"role": "user", "content": word}])).await;
     }
     assert_eq!(a.get("/sessions/same").await.is(200)["messages"][0]["message"]["content"], "of a");
     assert_eq!(b.get("/sessions/same").await.is(200)["messages"][0]["message"]["content"], "of b");

@@ -18,20 +18,20 @@ struct Terminal {
 }
 
 fn pair() -> rustix::io::Result<(File, File)> {
-    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
-    grantpt(&ours)?;
-    unlockpt(&ours)?;
-    tcsetwinsize(&ours, Winsize { ws_row: 24, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 })?;
-    let name = ptsname(&ours, Vec::new())?;
+    let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
+    grantpt(&controller)?;
+    unlockpt(&controller)?;
+    tcsetwinsize(&controller, Winsize { ws_row: 24, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 })?;
+    let name = ptsname(&controller, Vec::new())?;
     let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY;
-    let theirs = rustix::fs::open(&name, flags, rustix::fs::Mode::empty())?;
-    Ok((ours.into(), theirs.into()))
+    let terminal = rustix::fs::open(&name, flags, rustix::fs::Mode::empty())?;
+    Ok((controller.into(), terminal.into()))
 }
 
 impl Terminal {
     /// Returns `None` where there are no pseudo-terminals; CI has them.
     fn start(mut command: Command) -> Option<Self> {
-        let (ours, theirs) = match pair() {
+        let (controller, terminal) = match pair() {
             Ok(pair) => pair,
             Err(e) if std::env::var_os("CI").is_none() => {
                 eprintln!("skipped: there are no pseudo-terminals here ({e})");
@@ -39,10 +39,11 @@ impl Terminal {
             }
             Err(e) => panic!("no pseudo-terminal: {e}"),
         };
-        let end = || theirs.try_clone().unwrap();
+        let end = || terminal.try_clone().unwrap();
         let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
         let shown = Arc::new(Mutex::new(String::new()));
-        let (mut screen, mut keys, text) = (ours.try_clone().unwrap(), ours.try_clone().unwrap(), Arc::clone(&shown));
+        let (mut screen, mut keys, text) =
+            (controller.try_clone().unwrap(), controller.try_clone().unwrap(), Arc::clone(&shown));
         std::thread::spawn(move || {
             let mut part = [0; 4096];
             // Reading fails when the command has exited.
@@ -55,16 +56,16 @@ impl Terminal {
                 text.lock().unwrap().push_str(&new);
             }
         });
-        Some(Self { keys: ours, shown, seen: 0, child })
+        Some(Self { keys: controller, shown, seen: 0, child })
     }
 
-    fn types(&mut self, keys: &str) {
+    fn type_keys(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
     /// Waits until this text is shown, after the text that was waited for before.
     #[track_caller]
-    fn shows(&mut self, want: &str) {
+    fn wait_for_output(&mut self, want: &str) {
         let watch = Instant::now();
         loop {
             {
@@ -89,7 +90,7 @@ impl Drop for Terminal {
 }
 
 #[test]
-fn somebody_chats_at_a_terminal() {
+fn a_chat_at_a_terminal() {
     let dir = tempfile::tempdir().unwrap();
     let chat = |id: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
@@ -100,35 +101,35 @@ fn somebody_chats_at_a_terminal() {
         command
     };
     let Some(mut terminal) = Terminal::start(chat("one")) else { return };
-    terminal.shows("new session one");
-    terminal.shows("> ");
-    terminal.types("Hello there\r");
-    terminal.shows("You said: Hello there I see 1 message.");
-    terminal.shows("> ");
-    terminal.types("/checkpoints\r");
-    terminal.shows("CHECKPOINT");
-    terminal.shows("turn-1");
-    terminal.shows("> ");
+    terminal.wait_for_output("new session one");
+    terminal.wait_for_output("> ");
+    terminal.type_keys("Hello there\r");
+    terminal.wait_for_output("You said: Hello there I see 1 message.");
+    terminal.wait_for_output("> ");
+    terminal.type_keys("/checkpoints\r");
+    terminal.wait_for_output("CHECKPOINT");
+    terminal.wait_for_output("turn-1");
+    terminal.wait_for_output("> ");
     // An invalid command does not end the chat.
-    terminal.types("/nonsense\r");
-    terminal.shows("error: unknown command /nonsense");
-    terminal.shows("> ");
-    terminal.types("/fork\r");
-    terminal.shows("session ");
-    terminal.shows("> ");
-    terminal.types("in the fork\r");
-    terminal.shows("You said: in the fork I see 3 messages.");
-    terminal.shows("> ");
-    terminal.types("/quit\r");
+    terminal.type_keys("/nonsense\r");
+    terminal.wait_for_output("error: unknown command /nonsense");
+    terminal.wait_for_output("> ");
+    terminal.type_keys("/fork\r");
+    terminal.wait_for_output("session ");
+    terminal.wait_for_output("> ");
+    terminal.type_keys("in the fork\r");
+    terminal.wait_for_output("You said: in the fork I see 3 messages.");
+    terminal.wait_for_output("> ");
+    terminal.type_keys("/quit\r");
     assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
     // The chat is resumed; earlier input is in the history, and Ctrl-D quits.
     let mut terminal = Terminal::start(chat("one")).unwrap();
-    terminal.shows("You said: Hello there I see 1 message.");
-    terminal.shows("> ");
-    terminal.types("\x1b[A\r");
-    terminal.shows("You said: Hello there I see 3 messages.");
-    terminal.shows("> ");
-    terminal.types("\x04");
+    terminal.wait_for_output("You said: Hello there I see 1 message.");
+    terminal.wait_for_output("> ");
+    terminal.type_keys("\x1b[A\r");
+    terminal.wait_for_output("You said: Hello there I see 3 messages.");
+    terminal.wait_for_output("> ");
+    terminal.type_keys("\x04");
     assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
 }
 
@@ -168,14 +169,14 @@ fn ctrl_c_cancels_the_run() {
         command
     };
     let Some(mut terminal) = Terminal::start(tenure(&["chat", "one"])) else { return };
-    terminal.shows("> ");
-    terminal.types("Hello there\r");
-    terminal.shows("Half");
+    terminal.wait_for_output("> ");
+    terminal.type_keys("Hello there\r");
+    terminal.wait_for_output("Half");
     let interrupt = Command::new("kill").args(["-INT", &terminal.child.id().to_string()]).status().unwrap();
     assert!(interrupt.success());
-    terminal.shows("stopped; the partial answer is stored");
-    terminal.shows("> ");
-    terminal.types("/quit\r");
+    terminal.wait_for_output("stopped; the partial answer is stored");
+    terminal.wait_for_output("> ");
+    terminal.type_keys("/quit\r");
     assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
     let shown = tenure(&["sessions", "show", "one", "--json"]).output().unwrap();
     let session: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();

@@ -90,7 +90,7 @@ async fn the_tools_of_a_server(tools: &Toolbox, assistant: &Assistant) {
     assert!(failed.failed && failed.content.contains("fail"), "{failed:?}");
     let wrong = ask("t_add", json!({"a": "x"})).await.unwrap();
     assert!(wrong.failed, "{wrong:?}");
-    assert!(matches!(ask("add", json!({})).await, Err(ToolError::NotCalled(why)) if why.contains("\"add\"")));
+    assert!(matches!(ask("add", json!({})).await, Err(ToolError::NotCalled(reason)) if reason.contains("\"add\"")));
     // A newly added tool is discovered, under a name that models can call.
     assert_eq!(ask("t_learn", json!({})).await, good("done"));
     within("the new tool is listed", async || tools.list(assistant).await.unwrap().len() == 8).await;
@@ -115,16 +115,16 @@ async fn mcp_over_stdio() {
         toolbox(with_rules(json!({"command": python(), "args": [mcp_script()], "env": env})), json!({}));
     the_tools_of_a_server(&tools, &assistant).await;
     let variable = async |name: &str| {
-        let asked = tools.call(&assistant, &call("s", "t_environment", json!({"name": name}))).await;
-        asked.unwrap().content
+        let variable_result = tools.call(&assistant, &call("s", "t_environment", json!({"name": name}))).await;
+        variable_result.unwrap().content
     };
     assert_eq!(variable("SECRET").await, "hush");
     assert_eq!(variable("FROM").await, env!("CARGO_MANIFEST_DIR"));
     assert_eq!(variable("CARGO_MANIFEST_DIR").await, "not set", "our environment is not passed on");
     let pid = tools.call(&assistant, &call("s", "t_pid", json!({}))).await.unwrap().content;
-    assert!(lives(&pid));
+    assert!(is_alive(&pid));
     tools.close().await;
-    assert!(!lives(&pid), "it ends with the server");
+    assert!(!is_alive(&pid), "it ends with the server");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -146,14 +146,14 @@ async fn an_mcp_program_that_dies() {
     assert!(!again.failed && again.content != pid().await, "{again:?}");
     // Killed while no call is in progress.
     kill(&again.content);
-    within("it is dead", async || !lives(&again.content)).await;
+    within("it is dead", async || !is_alive(&again.content)).await;
     let third = tools.call(&assistant, &call("s", "pid", json!({}))).await.unwrap();
     assert_ne!(third.content, again.content);
     // A call that exceeds its timeout.
     let (tools, assistant) =
         toolbox(json!([{"mcp": {"command": python(), "args": [mcp_script()], "timeout": "300ms"}}]), json!({}));
     let late = tools.call(&assistant, &call("s", "wait", json!({"file": file}))).await;
-    assert!(matches!(&late, Err(ToolError::Lost(why)) if why.contains("300ms")), "{late:?}");
+    assert!(matches!(&late, Err(ToolError::Lost(reason)) if reason.contains("300ms")), "{late:?}");
     assert_eq!(tools.call(&assistant, &call("s", "add", json!({"a": 1, "b": 1}))).await, good("2"));
 }
 
@@ -189,14 +189,14 @@ async fn an_mcp_server_that_is_not_there() {
         let (tools, assistant) = toolbox(json!([{"mcp": mcp}, "python"]), json!({}));
         assert!(matches!(tools.list(&assistant).await, Err(ToolError::NotCalled(_))), "{mcp}");
         let missing = tools.call(&assistant, &call("s", "x", json!({}))).await;
-        assert!(matches!(&missing, Err(ToolError::NotCalled(why)) if why.contains("MCP server")), "{missing:?}");
+        assert!(matches!(&missing, Err(ToolError::NotCalled(reason)) if reason.contains("MCP server")), "{missing:?}");
         // Other calls are not delayed by it.
         assert_eq!(tools.call(&assistant, &call("s", "python", json!({"code": "1"}))).await, good("1"));
         tools.close().await;
     }
 }
 
-fn lives(pid: &str) -> bool {
+fn is_alive(pid: &str) -> bool {
     // A zombie does not count, once all its threads have ended.
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, |tasks| tasks.count());
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -269,7 +269,7 @@ async fn a_tool_behind_a_url() {
     for lost in ["cut", "slow"] {
         assert!(matches!(ask(lost).await, Err(ToolError::Lost(_))), "{lost}");
     }
-    assert!(matches!(ask("nobody").await, Err(ToolError::NotCalled(why)) if !why.contains("127.0.0.1:9/")));
+    assert!(matches!(ask("nobody").await, Err(ToolError::NotCalled(reason)) if !reason.contains("127.0.0.1:9/")));
     let long = ask("long").await.unwrap().content;
     assert!(long.len() <= 1 << 20 && long.ends_with("omitted ...]"));
     assert_eq!(seen.lock().unwrap().len(), 1, "redirects are not followed");
@@ -280,7 +280,7 @@ async fn a_tool_behind_a_url() {
 /// Clients cannot start programs: tools are declared only by the operator (D-059), and their secrets are not
 /// exposed.
 #[tokio::test(flavor = "multi_thread")]
-async fn tools_are_the_operators() {
+async fn only_the_operator_defines_tools() {
     let home = Home::with("memory", false, |config| {
         let text = json!({"name": "declared", "tools": ["python", {"http": {"name": "t", "description": "d", "url": "http://127.0.0.1:9/hush", "headers": {"K": "hush"}}}]});
         config.assistants.push(serde_json::from_value(text).unwrap());

@@ -58,10 +58,11 @@ fn is_expected(expected: &Value, stored: &[String]) -> bool {
     let questions = |lines: &[String]| lines.iter().filter(|l| l.starts_with("user: ")).cloned().collect::<Vec<_>>();
     let alternatives = list(&expected["or"]);
     let mut right = [&expected["stored_after"]].into_iter().chain(&alternatives).map(lines);
-    right.any(|lines| match expected["compare"] == "questions" {
-        true => questions(&lines) == questions(stored),
-        false => lines == stored,
-    })
+    right.any(
+        |lines| {
+            if expected["compare"] == "questions" { questions(&lines) == questions(stored) } else { lines == stored }
+        },
+    )
 }
 
 /// A server with its own tool `search`, for traces in which the server runs it.
@@ -144,9 +145,10 @@ async fn without_session_ids(kind: &str) {
         let mut sessions: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for (i, request) in list(&with_agent(trace)["requests"]).iter().enumerate() {
             let reply = send(&home, request, &name, None).await;
-            let id = match request["failed"] == true {
-                true => reply.headers.get("x-session-id").map(|v| v.to_str().unwrap().to_owned()),
-                false => Some(reply.session_id()),
+            let id = if request["failed"] == true {
+                reply.headers.get("x-session-id").map(|v| v.to_str().unwrap().to_owned())
+            } else {
+                Some(reply.session_id())
             };
             let Some(id) = id else { continue };
             let expected = &request["expected"];

@@ -13,7 +13,7 @@ use tenure_server::config::Config;
 const SECRET: &str = "ann@example.com";
 
 /// Configures live transcripts in a directory, with email addresses redacted.
-fn live(config: &mut Config, dir: &Path) {
+fn enable_live_transcripts(config: &mut Config, dir: &Path) {
     config.transcripts = tenure_server::config::TranscriptsConfig { dir: dir.display().to_string(), live: true };
     config.redaction = serde_json::from_value(json!([{"name": "email", "pattern": "\\w+@[\\w.]+"}])).unwrap();
 }
@@ -25,15 +25,18 @@ fn lines(path: &Path) -> Option<Vec<String>> {
 }
 
 /// Returns true if any file below a directory contains `word`.
-fn holds(dir: &Path, word: &str) -> bool {
+fn contains_word(dir: &Path, word: &str) -> bool {
     let Ok(entries) = std::fs::read_dir(dir) else { return false };
-    entries.map(|e| e.unwrap().path()).any(|path| match path.is_dir() {
-        true => holds(&path, word),
-        false => std::fs::read(&path).unwrap().windows(word.len()).any(|w| w == word.as_bytes()),
+    entries.map(|e| e.unwrap().path()).any(|path| {
+        if path.is_dir() {
+            contains_word(&path, word)
+        } else {
+            std::fs::read(&path).unwrap().windows(word.len()).any(|w| w == word.as_bytes())
+        }
     })
 }
 
-fn of(dir: &Path, session: &str) -> PathBuf {
+fn transcript_path(dir: &Path, session: &str) -> PathBuf {
     dir.join(format!("default/default/{session}.jsonl"))
 }
 
@@ -46,57 +49,61 @@ async fn call(home: &Home, method: &str, path: &str, body: Value) -> (u16, Value
 async fn a_file_follows_its_session() {
     for kind in ["memory", "sqlite", "postgres"] {
         let dir = tempfile::tempdir().unwrap();
-        let Some(mut home) = Home::with(kind, false, |config| live(config, dir.path())).await else { continue };
-        let path = of(dir.path(), "s1");
-        let reads = async |want: &[&str]| {
+        let Some(mut home) = Home::with(kind, false, |config| enable_live_transcripts(config, dir.path())).await else {
+            continue;
+        };
+        let path = transcript_path(dir.path(), "s1");
+        let wait_for_lines = async |want: &[&str]| {
             within(&format!("{want:?} in {kind}"), async || lines(&path).is_some_and(|l| l == want)).await;
         };
         let ask = |text: &str| json!({"session_id": "s1", "messages": [{"role": "user", "content": text}]});
         home.chat(ask("hello")).await;
-        reads(&["hello", "answer 1"]).await;
+        wait_for_lines(&["hello", "answer 1"]).await;
         home.chat(ask(&format!("I am {SECRET}"))).await;
-        reads(&["hello", "answer 1", "I am [redacted: email]", "answer 2"]).await;
+        wait_for_lines(&["hello", "answer 1", "I am [redacted: email]", "answer 2"]).await;
         // Rewound messages are not in the file.
         assert_eq!(call(&home, "POST", "/sessions/s1/rewind", json!({"turn": 1})).await.0, 200);
-        reads(&["hello", "answer 1"]).await;
-        let odd = json!({"messages": [{"role": "user", "content": "kept", "odd": 1.5}]});
-        assert_eq!(call(&home, "POST", "/sessions/s1/messages", odd).await.0, 201);
-        reads(&["hello", "answer 1", "kept"]).await;
+        wait_for_lines(&["hello", "answer 1"]).await;
+        let unusual = json!({"messages": [{"role": "user", "content": "kept", "odd": 1.5}]});
+        assert_eq!(call(&home, "POST", "/sessions/s1/messages", unusual).await.0, 201);
+        wait_for_lines(&["hello", "answer 1", "kept"]).await;
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.ends_with("\"odd\":1.5,\"role\":\"user\"}\n"), "{text}");
         // The same number of messages, with different content.
         assert_eq!(call(&home, "POST", "/sessions/s1/rewind", json!({"position": 1})).await.0, 200);
         let two = json!({"messages": [{"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]});
         assert_eq!(call(&home, "POST", "/sessions/s1/messages", two).await.0, 201);
-        reads(&["hello", "x", "y"]).await;
+        wait_for_lines(&["hello", "x", "y"]).await;
         // A fork contains the inherited messages. A file that was changed or removed is repaired by the next
         // message.
         assert_eq!(call(&home, "POST", "/sessions/s1/fork", json!({"id": "s2"})).await.0, 201);
-        within("the fork's file", async || lines(&of(dir.path(), "s2")).is_some_and(|l| l == ["hello", "x", "y"]))
-            .await;
+        within("the fork's file", async || {
+            lines(&transcript_path(dir.path(), "s2")).is_some_and(|l| l == ["hello", "x", "y"])
+        })
+        .await;
         std::fs::write(&path, "torn").unwrap();
         home.chat(ask("again")).await;
-        reads(&["hello", "x", "y", "again", "answer 3"]).await;
+        wait_for_lines(&["hello", "x", "y", "again", "answer 3"]).await;
         if kind != "memory" {
             // The last message is in the file when the server has stopped; a file that was removed meanwhile is
             // restored at the next start.
             home.chat(ask("last")).await;
-            std::fs::remove_file(of(dir.path(), "s2")).unwrap();
+            std::fs::remove_file(transcript_path(dir.path(), "s2")).unwrap();
             home.restart().await;
-            reads(&["hello", "x", "y", "again", "answer 3", "last", "answer 4"]).await;
-            within("the fork's file", async || of(dir.path(), "s2").exists()).await;
+            wait_for_lines(&["hello", "x", "y", "again", "answer 3", "last", "answer 4"]).await;
+            within("the fork's file", async || transcript_path(dir.path(), "s2").exists()).await;
         }
-        assert!(!holds(dir.path(), SECRET));
+        assert!(!contains_word(dir.path(), SECRET));
         assert!(home.session("s1").await.messages.len() > 4);
     }
 }
 
 /// Killed at any moment, the files are complete after the next start.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_crash_is_mended_at_the_next_start() {
+async fn a_crash_is_repaired_at_the_next_start() {
     let dir = tempfile::tempdir().unwrap();
     let yaml = "store: 'sqlite:t.db'\ntranscripts: {dir: kept, live: true}";
-    let kept = dir.path().join("kept");
+    let transcripts_dir = dir.path().join("kept");
     let mut want = Vec::new();
     for round in 0..4 {
         let server = Running::start(dir.path(), yaml);
@@ -108,107 +115,108 @@ async fn a_crash_is_mended_at_the_next_start() {
         }
         // Killed at once, or in the middle of a line.
         server.kill();
-        let path = of(&kept, "s1");
+        let path = transcript_path(&transcripts_dir, "s1");
         if round % 2 == 1 && path.exists() {
             let bytes = std::fs::read(&path).unwrap();
             std::fs::write(&path, &bytes[..bytes.len().saturating_sub(7)]).unwrap();
         }
         let server = Running::start(dir.path(), yaml);
-        let what = format!("round {round}: {:?}", lines(&path));
-        until(&what, Duration::from_secs(20), async || lines(&path).is_some_and(|l| l == want)).await;
+        let context = format!("round {round}: {:?}", lines(&path));
+        until(&context, Duration::from_secs(20), async || lines(&path).is_some_and(|l| l == want)).await;
         server.kill();
     }
 }
 
 /// The directory is not writable: turns continue, and the file is written once it is.
 #[tokio::test(flavor = "multi_thread")]
-async fn trouble_with_files_is_nobody_elses() {
+async fn file_errors_do_not_fail_requests() {
     let dir = tempfile::tempdir().unwrap();
-    let kept = dir.path().join("kept");
-    let home = Home::with("memory", true, |config| live(config, &kept)).await.unwrap();
-    std::fs::remove_dir_all(&kept).unwrap();
-    std::fs::write(&kept, "in the way").unwrap();
+    let transcripts_dir = dir.path().join("kept");
+    let home = Home::with("memory", true, |config| enable_live_transcripts(config, &transcripts_dir)).await.unwrap();
+    std::fs::remove_dir_all(&transcripts_dir).unwrap();
+    std::fs::write(&transcripts_dir, "in the way").unwrap();
     let ask = |text: &str| json!({"session_id": "s1", "messages": [{"role": "user", "content": text}]});
     assert_eq!(home.chat(ask("one")).await.said(), "answer 1");
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert!(kept.is_file());
-    std::fs::remove_file(&kept).unwrap();
+    assert!(transcripts_dir.is_file());
+    std::fs::remove_file(&transcripts_dir).unwrap();
     // Without any further message.
-    let whole = async || lines(&of(&kept, "s1")).is_some_and(|l| l == ["one", "answer 1"]);
-    until("it is tried again", Duration::from_secs(20), whole).await;
+    let is_complete =
+        async || lines(&transcript_path(&transcripts_dir, "s1")).is_some_and(|l| l == ["one", "answer 1"]);
+    until("it is tried again", Duration::from_secs(20), is_complete).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_deleted_or_erased_leaves_no_file() {
+async fn deletion_and_erasure_leave_no_file() {
     let dir = tempfile::tempdir().unwrap();
-    let home = Home::with("sqlite", false, |config| live(config, dir.path())).await.unwrap();
+    let home = Home::with("sqlite", false, |config| enable_live_transcripts(config, dir.path())).await.unwrap();
     let word = "xyzzy";
     for id in ["a", "b", "c", "d"] {
         home.chat(json!({"session_id": id, "messages": [{"role": "user", "content": word}]})).await;
-        within("a file", async || lines(&of(dir.path(), id)).is_some_and(|l| l.len() == 2)).await;
+        within("a file", async || lines(&transcript_path(dir.path(), id)).is_some_and(|l| l.len() == 2)).await;
     }
-    std::fs::write(of(dir.path(), "a").with_extension("jsonl.1f.part"), word).unwrap();
+    std::fs::write(transcript_path(dir.path(), "a").with_extension("jsonl.1f.part"), word).unwrap();
     assert_eq!(call(&home, "DELETE", "/sessions/a?purge=true", json!({})).await.0, 200);
     assert_eq!(call(&home, "DELETE", "/sessions/b", json!({})).await.0, 200);
     assert_eq!(call(&home, "DELETE", "/v1/sessions/c", json!({})).await.1["deleted"], true);
-    let left: Vec<_> =
+    let remaining: Vec<_> =
         std::fs::read_dir(dir.path().join("default/default")).unwrap().map(|f| f.unwrap().file_name()).collect();
-    assert_eq!(left, ["d.jsonl"]);
+    assert_eq!(remaining, ["d.jsonl"]);
     // A restored session has its file again.
     assert_eq!(call(&home, "POST", "/sessions/b/restore", json!({})).await.0, 200);
-    within("the file again", async || lines(&of(dir.path(), "b")).is_some_and(|l| l.len() == 2)).await;
+    within("the file again", async || lines(&transcript_path(dir.path(), "b")).is_some_and(|l| l.len() == 2)).await;
     // With concurrent messages: an erased file is not written again.
-    let talk = async {
+    let append_messages = async {
         for n in 0..20 {
-            let said = json!({"messages": [{"role": "user", "content": format!("{word} {n}")}]});
-            call(&home, "POST", "/sessions/d/messages", said).await;
+            let body = json!({"messages": [{"role": "user", "content": format!("{word} {n}")}]});
+            call(&home, "POST", "/sessions/d/messages", body).await;
         }
     };
     let erase = async {
         tokio::time::sleep(Duration::from_millis(30)).await;
         assert_eq!(call(&home, "DELETE", "/users/default", json!({})).await.0, 200);
     };
-    tokio::join!(talk, erase);
+    tokio::join!(append_messages, erase);
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert!(!holds(dir.path(), word), "{:?}", std::fs::read_dir(dir.path()).unwrap().collect::<Vec<_>>());
+    assert!(!contains_word(dir.path(), word), "{:?}", std::fs::read_dir(dir.path()).unwrap().collect::<Vec<_>>());
 }
 
 /// The transcript of an expired session outlives its retention (D-088), but is removed when its user is erased.
 #[tokio::test]
-async fn an_archive_outlives_retention_but_not_its_user() {
+async fn an_archive_survives_retention_but_not_erasure() {
     let dir = tempfile::tempdir().unwrap();
-    let door = Door::set_up("memory:", |config| {
-        live(config, dir.path());
+    let api = Door::set_up("memory:", |config| {
+        enable_live_transcripts(config, dir.path());
         config.transcripts.live = false;
     });
-    let door = door.await;
+    let api = api.await;
     for (user, id) in [("ann", "hers"), ("../bob", "his")] {
-        let theirs = door.with("x-tenure-user", user);
-        theirs.post("/sessions", json!({"id": id})).await.is(201);
-        let said = Message::user(&format!("{id}: {SECRET}"));
-        theirs.say(id, json!([said.to_value()])).await;
+        let user_client = api.with("x-tenure-user", user);
+        user_client.post("/sessions", json!({"id": id})).await.is(201);
+        let message = Message::user(&format!("{id}: {SECRET}"));
+        user_client.say(id, json!([message.to_value()])).await;
     }
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "not before the end");
-    door.clock.advance(SignedDuration::from_hours(24 * 8));
-    assert_eq!(door.app.tenure.sweep().await.unwrap().expired.len(), 2);
-    door.clock.advance(SignedDuration::from_hours(24 * 31));
-    assert_eq!(door.app.tenure.sweep().await.unwrap().purged.len(), 2);
-    let hers = dir.path().join("default/ann/hers.jsonl");
-    assert_eq!(lines(&hers).unwrap(), ["hers: [redacted: email]"]);
+    api.clock.advance(SignedDuration::from_hours(24 * 8));
+    assert_eq!(api.app.tenure.sweep().await.unwrap().expired.len(), 2);
+    api.clock.advance(SignedDuration::from_hours(24 * 31));
+    assert_eq!(api.app.tenure.sweep().await.unwrap().purged.len(), 2);
+    let transcript = dir.path().join("default/ann/hers.jsonl");
+    assert_eq!(lines(&transcript).unwrap(), ["hers: [redacted: email]"]);
     assert_eq!(lines(&dir.path().join("default/%2E.%2Fbob/his.jsonl")).unwrap(), ["his: [redacted: email]"]);
-    door.delete("/users/..%2Fbob").await.is(200);
-    assert!(!holds(dir.path(), "his") && hers.exists());
-    door.delete("/users/ann").await.is(200);
-    assert!(!holds(dir.path(), "hers"));
+    api.delete("/users/..%2Fbob").await.is(200);
+    assert!(!contains_word(dir.path(), "his") && transcript.exists());
+    api.delete("/users/ann").await.is(200);
+    assert!(!contains_word(dir.path(), "hers"));
 }
 
 #[tokio::test]
-async fn a_broken_rule_is_told_at_the_start() {
+async fn an_invalid_rule_is_reported_at_startup() {
     let dir = tempfile::tempdir().unwrap();
-    let told = Running::refuses(dir.path(), "redaction: [{name: a, pattern: x}, {name: b, pattern: '[z-a]'}]");
-    assert!(told.contains("redaction[1]") && told.contains("range"), "{told}");
-    let told = Running::refuses(dir.path(), "transcripts: {dir: /dev/null/x}");
-    assert!(told.contains("transcripts.dir"), "{told}");
+    let stderr = Running::refuses(dir.path(), "redaction: [{name: a, pattern: x}, {name: b, pattern: '[z-a]'}]");
+    assert!(stderr.contains("redaction[1]") && stderr.contains("range"), "{stderr}");
+    let stderr = Running::refuses(dir.path(), "transcripts: {dir: /dev/null/x}");
+    assert!(stderr.contains("transcripts.dir"), "{stderr}");
 }
 
 /// With `on_expired: fresh` the transcript of the old session moves to its new id, and the next session writes its
@@ -216,24 +224,24 @@ async fn a_broken_rule_is_told_at_the_start() {
 #[tokio::test]
 async fn a_fresh_session_leaves_the_old_file() {
     let dir = tempfile::tempdir().unwrap();
-    let door = Door::set_up("memory:", |config| {
-        live(config, dir.path());
+    let api = Door::set_up("memory:", |config| {
+        enable_live_transcripts(config, dir.path());
         config.transcripts.live = false;
         config.sessions.on_expired = tenure::OnExpired::Fresh;
     })
     .await;
     let ask = |text: &str| json!({"session_id": "s1", "messages": [{"role": "user", "content": text}]});
-    door.post("/v1/chat/completions", ask("first")).await.is(200);
-    door.clock.advance(SignedDuration::from_hours(24 * 8));
-    door.post("/v1/chat/completions", ask("second")).await.is(200);
-    let list = door.get("/sessions?status=expired").await.is(200);
+    api.post("/v1/chat/completions", ask("first")).await.is(200);
+    api.clock.advance(SignedDuration::from_hours(24 * 8));
+    api.post("/v1/chat/completions", ask("second")).await.is(200);
+    let list = api.get("/sessions?status=expired").await.is(200);
     let archive = list["data"][0]["id"].as_str().unwrap().to_owned();
-    assert_eq!(lines(&of(dir.path(), &archive)).unwrap()[0], "first");
-    assert_eq!(lines(&of(dir.path(), "s1")), None);
-    door.clock.advance(SignedDuration::from_hours(24 * 8));
-    door.app.tenure.sweep().await.unwrap();
-    assert_eq!(lines(&of(dir.path(), "s1")).unwrap()[0], "second");
-    assert_eq!(lines(&of(dir.path(), &archive)).unwrap()[0], "first");
-    door.delete(&format!("/sessions/{archive}?purge=true")).await.is(200);
-    assert_eq!(lines(&of(dir.path(), &archive)), None);
+    assert_eq!(lines(&transcript_path(dir.path(), &archive)).unwrap()[0], "first");
+    assert_eq!(lines(&transcript_path(dir.path(), "s1")), None);
+    api.clock.advance(SignedDuration::from_hours(24 * 8));
+    api.app.tenure.sweep().await.unwrap();
+    assert_eq!(lines(&transcript_path(dir.path(), "s1")).unwrap()[0], "second");
+    assert_eq!(lines(&transcript_path(dir.path(), &archive)).unwrap()[0], "first");
+    api.delete(&format!("/sessions/{archive}?purge=true")).await.is(200);
+    assert_eq!(lines(&transcript_path(dir.path(), &archive)), None);
 }

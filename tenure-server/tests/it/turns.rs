@@ -9,7 +9,7 @@ use tenure_server::auth::{NewKey, Right};
 use tenure_server::config::Config;
 use tokio::sync::Semaphore;
 
-fn held() -> Arc<Semaphore> {
+fn no_permits() -> Arc<Semaphore> {
     Arc::new(Semaphore::new(0))
 }
 
@@ -24,8 +24,8 @@ fn send(home: &Home, stream: bool, body: Value, headers: &[(&str, &str)]) -> tok
 }
 
 /// Starts a turn that the model suspends half way. Returns the permits to continue it, and its response.
-async fn half_way(home: &Home, body: Value) -> (Arc<Semaphore>, tokio::task::JoinHandle<Reply>) {
-    let (permit, session) = (held(), body["session_id"].as_str().map(id));
+async fn start_half_a_turn(home: &Home, body: Value) -> (Arc<Semaphore>, tokio::task::JoinHandle<Reply>) {
+    let (permit, session) = (no_permits(), body["session_id"].as_str().map(id));
     let before = home.model.count();
     home.model.then(Act::Hold("Half", permit.clone(), " whole"));
     let answer = send(home, home.stream, body, &[]);
@@ -40,9 +40,9 @@ async fn half_way(home: &Home, body: Value) -> (Arc<Semaphore>, tokio::task::Joi
     (permit, answer)
 }
 
-async fn messages(home: &Home, session: &str, count: usize) {
-    let what = format!("{session} has {count} messages");
-    within(&what, async || home.stored(session).await.len() == count).await;
+async fn wait_for_messages(home: &Home, session: &str, count: usize) {
+    let condition = format!("{session} has {count} messages");
+    within(&condition, async || home.stored(session).await.len() == count).await;
 }
 
 fn ask(session: &str, text: &str) -> Value {
@@ -55,10 +55,10 @@ fn busy(session: &str, text: &str, rule: &str) -> Value {
 
 in_every_way! {
     /// The user's message is durable while the model answers, and the answer is durable before it is acknowledged.
-    async fn kept_while_the_model_answers(home: &mut Home) {
-        let (permit, answer) = half_way(home, ask("s", "Hi")).await;
+    async fn messages_are_durable_while_the_model_answers(home: &mut Home) {
+        let (permit, answer) = start_half_a_turn(home, ask("s", "Hi")).await;
         // Reads through a second instance, without the cache.
-        let beside = tenure::Tenure::on(home.app.tenure.store().clone(), tenure::Options::default());
+        let beside = tenure::Tenure::with_store(home.app.tenure.store().clone(), tenure::Options::default());
         let stored = async || beside.load(&nobody(), &id("s")).await.unwrap().messages.len();
         assert_eq!(stored().await, 1);
         permit.add_permits(1);
@@ -68,20 +68,20 @@ in_every_way! {
     }
 
     /// A turn whose client disconnects is completed and stored.
-    async fn a_client_that_goes_away(home: &mut Home) {
-        let (permit, answer) = half_way(home, ask("s", "Hi")).await;
+    async fn a_client_that_disconnects(home: &mut Home) {
+        let (permit, answer) = start_half_a_turn(home, ask("s", "Hi")).await;
         answer.abort();
         assert!(answer.await.unwrap_err().is_cancelled());
         tokio::time::sleep(std::time::Duration::from_millis(30)).await;
         permit.add_permits(1);
-        messages(home, "s", 2).await;
+        wait_for_messages(home, "s", 2).await;
         assert_eq!(home.stored("s").await, [user("Hi"), assistant("Half whole")]);
         assert_eq!(home.session("s").await.runs[0].ended.unwrap().1, RunOutcome::Completed);
     }
 
     /// A client that lost the connection and sends the same request again gets the whole answer.
-    async fn a_repeated_request_of_a_client_that_went_away(home: &mut Home) {
-        let permit = held();
+    async fn a_retry_after_a_disconnect(home: &mut Home) {
+        let permit = no_permits();
         home.model.then(Act::Hold("Half", permit.clone(), " whole"));
         let key = [("idempotency-key", "gone")];
         let first = send(home, home.stream, ask("s", "Hi"), &key);
@@ -90,7 +90,7 @@ in_every_way! {
         first.abort();
         assert!(first.await.unwrap_err().is_cancelled());
         permit.add_permits(1);
-        messages(home, "s", 2).await;
+        wait_for_messages(home, "s", 2).await;
         let again = home.client.chat(home.stream, ask("s", "Hi"), &key).await;
         assert_eq!((again.status, again.said(), home.model.count()), (200, "Half whole", 1));
         assert!(!home.stream || again.is_done());
@@ -98,9 +98,9 @@ in_every_way! {
 
     /// With `on_disconnect: cancel`, a disconnect cancels the run; the partial answer is stored and marked as
     /// partial.
-    async fn a_client_that_goes_away_and_wants_no_answer(home: &mut Home) {
+    async fn a_disconnect_that_cancels_the_run(home: &mut Home) {
         let body = json!({"session_id": "s", "on_disconnect": "cancel", "messages": [user("Hi")]});
-        let (_permit, answer) = half_way(home, body).await;
+        let (_permit, answer) = start_half_a_turn(home, body).await;
         answer.abort();
         assert!(answer.await.unwrap_err().is_cancelled());
         within("its run is cancelled", async || home.session("s").await.runs[0].ended.is_some()).await;
@@ -114,8 +114,8 @@ in_every_way! {
     }
 
     /// Cancellation stores the streamed part of the answer, marked as partial, and notifies the waiting client.
-    async fn cancel_keeps_what_was_said(home: &mut Home) {
-        let (_permit, answer) = half_way(home, ask("s", "Hi")).await;
+    async fn cancel_stores_the_partial_answer(home: &mut Home) {
+        let (_permit, answer) = start_half_a_turn(home, ask("s", "Hi")).await;
         let run = home.session("s").await.runs[0].id.clone();
         let url = format!("{}/sessions/s/runs/{run}/cancel", home.client.base);
         let cancelled: Value = home.client.http.post(url).send().await.unwrap().json().await.unwrap();
@@ -140,8 +140,8 @@ in_every_way! {
     }
 
     /// A stream that is queued for its session gets its headers and a comment at once.
-    async fn a_queued_stream_is_told_at_once(home: &mut Home) {
-        let (permit, first) = half_way(home, ask("s", "1")).await;
+    async fn a_queued_stream_begins_at_once(home: &mut Home) {
+        let (permit, first) = start_half_a_turn(home, ask("s", "1")).await;
         let mut second = home.client.post(true, ask("s", "2"), &[]).send().await.unwrap();
         assert_eq!((second.status().as_u16(), second.headers()["x-session-id"].to_str().unwrap()), (200, "s"));
         assert_eq!(second.chunk().await.unwrap().unwrap(), ": queued\n\n");
@@ -151,7 +151,7 @@ in_every_way! {
         let rest = reply(second).await;
         assert_eq!((rest.said(), rest.is_done()), ("answer 2", true));
         // Later errors are sent in the stream.
-        let (permit, first) = half_way(home, ask("s", "3")).await;
+        let (permit, first) = start_half_a_turn(home, ask("s", "3")).await;
         home.model.then(Act::Refuse(400, "application/json", "{}", None));
         let fourth = home.client.post(true, ask("s", "4"), &[]).send().await.unwrap();
         permit.add_permits(1);
@@ -186,25 +186,25 @@ in_every_way! {
 
     /// `queue`: one after the other, in order of arrival.
     async fn queue(home: &mut Home) {
-        let (permit, first) = half_way(home, ask("s", "1")).await;
-        let mut others = Vec::new();
+        let (permit, first) = start_half_a_turn(home, ask("s", "1")).await;
+        let mut queued = Vec::new();
         for i in 2..6 {
-            others.push(send(home, home.stream, busy("s", &i.to_string(), "queue"), &[]));
+            queued.push(send(home, home.stream, busy("s", &i.to_string(), "queue"), &[]));
             tokio::time::sleep(std::time::Duration::from_millis(40)).await;
         }
         assert_eq!(home.model.count(), 1, "they wait");
         permit.add_permits(1);
         assert_eq!(first.await.unwrap().said(), "Half whole");
-        for other in others {
+        for other in queued {
             assert_eq!(other.await.unwrap().status, 200);
         }
-        let said: Vec<Value> = home.stored("s").await.iter().map(|m| m["content"].clone()).collect();
-        assert_eq!(said, ["1", "Half whole", "2", "answer 2", "3", "answer 3", "4", "answer 4", "5", "answer 5"]);
+        let contents: Vec<Value> = home.stored("s").await.iter().map(|m| m["content"].clone()).collect();
+        assert_eq!(contents, ["1", "Half whole", "2", "answer 2", "3", "answer 3", "4", "answer 4", "5", "answer 5"]);
     }
 
     /// `reject`: 409, and nothing is stored.
     async fn reject(home: &mut Home) {
-        let (permit, first) = half_way(home, ask("s", "1")).await;
+        let (permit, first) = start_half_a_turn(home, ask("s", "1")).await;
         let reply = home.chat(busy("s", "2", "reject")).await;
         assert_eq!((reply.status, reply.code()), (409, "busy"));
         permit.add_permits(1);
@@ -215,7 +215,7 @@ in_every_way! {
 
     /// `interrupt`: the first turn stores its partial answer, marked as interrupted; its client is notified.
     async fn interrupt(home: &mut Home) {
-        let (_permit, first) = half_way(home, ask("s", "1")).await;
+        let (_permit, first) = start_half_a_turn(home, ask("s", "1")).await;
         let second = home.chat(busy("s", "2", "interrupt")).await;
         assert_eq!(second.said(), "answer 2");
         let first = first.await.unwrap();
@@ -233,7 +233,7 @@ in_every_way! {
     /// `branch`: the second request continues in a fork from before the running turn; both are stored.
     async fn branch(home: &mut Home) {
         home.chat(ask("s", "0")).await;
-        let (permit, first) = half_way(home, ask("s", "1")).await;
+        let (permit, first) = start_half_a_turn(home, ask("s", "1")).await;
         let second = home.chat(busy("s", "2", "branch")).await;
         let fork = second.session_id();
         assert_ne!(fork, "s");
@@ -251,7 +251,7 @@ in_every_way! {
         for way in ["rewind", "delete", "purge", "replace", "replace after purge"] {
             let session = way.replace(' ', "-");
             home.chat(ask(&session, "0")).await;
-            let (permit, first) = half_way(home, ask(&session, "1")).await;
+            let (permit, first) = start_half_a_turn(home, ask(&session, "1")).await;
             let (tenure, principal, at) = (&home.app.tenure, nobody(), id(&session));
             let other = vec![tenure::Message::user("new"); 9];
             let import = async || {
@@ -272,12 +272,12 @@ in_every_way! {
             let first = first.await.unwrap();
             assert_eq!((first.status, first.code()), (if home.stream { 200 } else { 409 }, "superseded"), "{way}");
             assert!(!first.is_done());
-            let found = tenure.load_any(&principal, &at).await.map(|s| s.messages.len());
+            let loaded = tenure.load_any(&principal, &at).await.map(|s| s.messages.len());
             match way {
-                "rewind" => assert_eq!(found.unwrap(), 2),
-                "delete" => assert_eq!(found.unwrap(), 3),
-                "purge" => assert!(matches!(found, Err(tenure::Error::NotFound { .. }))),
-                _ => assert_eq!(found.unwrap(), 9, "{way}"),
+                "rewind" => assert_eq!(loaded.unwrap(), 2),
+                "delete" => assert_eq!(loaded.unwrap(), 3),
+                "purge" => assert!(matches!(loaded, Err(tenure::Error::NotFound { .. }))),
+                _ => assert_eq!(loaded.unwrap(), 9, "{way}"),
             }
         }
     }
@@ -286,7 +286,7 @@ in_every_way! {
     async fn idempotency(home: &mut Home) {
         let key = [("idempotency-key", "k 1")];
         let body = json!({"messages": [user("Hi")]});
-        let permit = held();
+        let permit = no_permits();
         home.model.then(Act::Hold("Half", permit.clone(), " whole"));
         // Two concurrent requests, as from an impatient client; neither names the session.
         let first = send(home, home.stream, body.clone(), &key);
@@ -316,7 +316,7 @@ in_every_way! {
         // A retry with the same key does not interrupt, branch or reject its own first attempt.
         for rule in ["interrupt", "branch", "reject"] {
             let key = [("idempotency-key", rule)];
-            let permit = held();
+            let permit = no_permits();
             home.model.then(Act::Hold("Half", permit.clone(), " whole"));
             let before = home.model.count();
             let first = send(home, home.stream, busy(rule, "Hi", rule), &key);
@@ -333,9 +333,10 @@ in_every_way! {
     /// partial answer does not count as the answer.
     async fn idempotency_after_a_failure(home: &mut Home) {
         let (body, key) = (json!({"session_id": "s", "history": "append", "messages": [user("Hi")]}), [("idempotency-key", "k")]);
-        home.model.then(match home.stream {
-            true => Act::Raw("text/event-stream", vec![chunk(json!({"content": "Half"}), Value::Null).into()], End::Cut),
-            false => Act::Refuse(500, "text/plain", "oh", None),
+        home.model.then(if home.stream {
+            Act::Raw("text/event-stream", vec![chunk(json!({"content": "Half"}), Value::Null).into()], End::Cut)
+        } else {
+            Act::Refuse(500, "text/plain", "oh", None)
         });
         let reply = home.client.chat(home.stream, body.clone(), &key).await;
         assert!(reply.status == 500 || reply.code() == "upstream_broken");
@@ -374,7 +375,7 @@ in_every_way! {
     }
 
     /// Another user's session is not visible, and not changed.
-    async fn somebody_elses_session(home: &mut Home) {
+    async fn a_session_of_another_user(home: &mut Home) {
         home.client.chat(home.stream, ask("s", "Secret"), &[("x-tenure-user", "ada")]).await;
         // A caller without a key is an administrator; a key that is bound to a user is not.
         let bob = tenure::User::new("bob").unwrap();
@@ -388,9 +389,9 @@ in_every_way! {
 
 /// At most `max_queue` requests wait.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_queue_has_an_end() {
+async fn the_queue_is_bounded() {
     let home = Home::with("memory", false, |c| c.limits.max_queue = 2).await.unwrap();
-    let (permit, first) = half_way(&home, ask("s", "1")).await;
+    let (permit, first) = start_half_a_turn(&home, ask("s", "1")).await;
     let waiting = [send(&home, false, ask("s", "2"), &[]), send(&home, false, ask("s", "3"), &[])];
     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     let reply = home.chat(ask("s", "4")).await;
@@ -419,7 +420,7 @@ async fn on_expired() {
         let reply = home.chat(ask("s", "Back")).await;
         assert_eq!((reply.status, home.model.shown().len()), (status, shown), "{rule}");
         assert_eq!(reply.code(), if rule == "reject" { "gone" } else { "" });
-        let mut query = tenure::SessionQuery::new(tenure::OwnerFilter::Everyone, 9);
+        let mut query = tenure::SessionQuery::new(tenure::OwnerFilter::AllTenants, 9);
         query.status = vec![tenure::Status::Expired];
         let ended = home.app.tenure.store().heads(&query).await.unwrap();
         assert_eq!(ended.len(), usize::from(rule == "fresh"), "{rule}");
@@ -432,7 +433,7 @@ async fn on_expired() {
 
 /// `on_disconnect` by configuration and by assistant; the request takes precedence.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_says_what_becomes_of_a_run_without_a_client() {
+async fn precedence_of_on_disconnect_settings() {
     let agent = json!({"name": "agent", "model": "default", "sessions": {"on_disconnect": "finish"}});
     let change = |config: &mut Config| {
         config.sessions.on_disconnect = tenure::OnDisconnect::Cancel;
@@ -446,7 +447,7 @@ async fn who_says_what_becomes_of_a_run_without_a_client() {
     ] {
         let mut body = ask(session, "Hi");
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let (permit, answer) = half_way(&home, body).await;
+        let (permit, answer) = start_half_a_turn(&home, body).await;
         answer.abort();
         assert!(answer.await.unwrap_err().is_cancelled());
         if outcome == RunOutcome::Completed {
@@ -492,7 +493,7 @@ async fn unknown_models_and_other_assistants() {
 
 /// How messages are merged: set by the request, else the assistant, else the key, else the configuration.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_says_how_messages_are_read() {
+async fn precedence_of_history_settings() {
     let change = |config: &mut Config| {
         config.sessions.history = tenure::HistoryMode::Full;
         let agent = json!({"name": "agent", "model": "default", "sessions": {"history": "append"}});
@@ -548,7 +549,7 @@ async fn other_headers_can_name_the_session() {
 
 /// Results of unknown calls, in an empty session: there is nothing to answer.
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_but_unknown_results() {
+async fn only_unknown_tool_results() {
     let home = Home::new("sqlite", false).await.unwrap();
     let reply = home.chat(json!({"session_id": "s", "messages": [tool("c9", "r")]})).await;
     assert_eq!((reply.status, reply.body["error"]["param"].as_str()), (400, Some("messages")));

@@ -8,13 +8,13 @@ use std::time::Duration;
 use tenure::{Options, RunOutcome, Tenure};
 use tenure_server::app::App;
 
-fn parts(text: &str, size: usize) -> Vec<Bytes> {
+fn byte_chunks(text: &str, size: usize) -> Vec<Bytes> {
     text.as_bytes().chunks(size).map(Bytes::copy_from_slice).collect()
 }
 
 const SSE: &str = "text/event-stream";
 
-fn words(text: &str) -> String {
+fn content_chunk(text: &str) -> String {
     chunk(json!({"role": "assistant", "content": text}), Value::Null)
 }
 
@@ -23,9 +23,9 @@ async fn ask(home: &Home) -> Reply {
 }
 
 /// Asserts that the user's message is stored, the run has failed, and there is nothing else.
-async fn failed(home: &Home, kept: &[Value]) {
+async fn assert_failed_run(home: &Home, stored_part: &[Value]) {
     let mut want = vec![user("Hi")];
-    want.extend_from_slice(kept);
+    want.extend_from_slice(stored_part);
     assert_eq!(home.stored("s").await, want);
     let session = home.session("s").await;
     let run = session.runs.last().unwrap();
@@ -46,11 +46,11 @@ in_every_way! {
         assert_eq!(reply.headers["content-type"], "application/json; charset=utf-8");
         assert_eq!(reply.headers["retry-after"], "7");
         assert_eq!(reply.session_id(), "s");
-        failed(home, &[]).await;
+        assert_failed_run(home, &[]).await;
         let reply = ask(home).await;
         assert_eq!((reply.status, reply.text.as_str()), (400, "<p>no</p>"));
         assert_eq!(reply.headers["content-type"], "text/html");
-        failed(home, &[]).await;
+        assert_failed_run(home, &[]).await;
         let reply = ask(home).await;
         assert_eq!((reply.said(), reply.report()), ("answer 3", [1, 0, 0, 0]));
         assert_eq!(home.model.shown(), [user("Hi")]);
@@ -64,7 +64,7 @@ in_every_way! {
             return;
         }
         for mode in ["auto", "append"] {
-            home.model.then(Act::Raw(SSE, vec![words("Half an").into(), words(" ans").into()], End::Cut));
+            home.model.then(Act::Raw(SSE, vec![content_chunk("Half an").into(), content_chunk(" ans").into()], End::Cut));
             let ask = async || home.chat(json!({"session_id": mode, "history": mode, "messages": [user("Hi")]})).await;
             let reply = ask().await;
             assert_eq!((reply.status, reply.code(), reply.said()), (200, "upstream_broken", "Half an ans"));
@@ -90,26 +90,26 @@ in_every_way! {
         let reply = ask(home).await;
         assert_eq!((reply.status, reply.code()), (504, "upstream_timeout"));
         assert!(reply.text.contains("idle_timeout"));
-        failed(home, &[]).await;
+        assert_failed_run(home, &[]).await;
         assert_eq!(home.model.count(), 1, "it may be at work: not asked again");
     }
 }
 
 /// A timeout in the middle of a stream, or of a body.
 #[tokio::test(flavor = "multi_thread")]
-async fn silence_on_the_way() {
+async fn silence_during_a_stream() {
     let home = Home::new("memory", true).await.unwrap();
-    home.model.then(Act::Raw(SSE, vec![words("Half").into()], End::Silent));
+    home.model.then(Act::Raw(SSE, vec![content_chunk("Half").into()], End::Silent));
     let reply = ask(&home).await;
     assert_eq!((reply.status, reply.code(), reply.is_done()), (200, "upstream_timeout", false));
-    failed(&home, &[assistant("Half")]).await;
+    assert_failed_run(&home, &[assistant("Half")]).await;
     let home = Home::new("memory", false).await.unwrap();
     home.model.then(Act::Raw("application/json", vec!["{\"choices\"".into()], End::Silent));
     assert_eq!(ask(&home).await.status, 504);
     home.model.then(Act::Raw("application/json", vec!["{\"choices\"".into()], End::Cut));
     let reply = ask(&home).await;
     assert_eq!((reply.status, reply.code()), (502, "upstream_broken"));
-    failed(&home, &[]).await;
+    assert_failed_run(&home, &[]).await;
 }
 
 /// An invalid answer is 502 before anything was passed on, and an error event after; never a panic, never stored as
@@ -132,19 +132,20 @@ async fn garbage() {
         for first in [None, Some("Half")] {
             for store in [true, false] {
                 let home = Home::new("memory", true).await.unwrap();
-                let mut all: Vec<Bytes> = first.filter(|_| kind == SSE).map(|f| words(f).into()).into_iter().collect();
-                let began = !all.is_empty();
+                let mut all: Vec<Bytes> =
+                    first.filter(|_| kind == SSE).map(|f| content_chunk(f).into()).into_iter().collect();
+                let has_output = !all.is_empty();
                 all.extend(bytes.clone());
                 home.model.then(Act::Raw(kind, all, End::Well));
                 let request = json!({"session_id": "s", "store": store, "messages": [user("Hi")]});
                 let response = home.client.post(true, request, &[]).send().await.unwrap();
                 let (status, text) = (response.status().as_u16(), response.text().await.unwrap());
-                assert_eq!(status, if began { 200 } else { 502 }, "{kind} {bytes:?}: {text}");
+                assert_eq!(status, if has_output { 200 } else { 502 }, "{kind} {bytes:?}: {text}");
                 assert!(text.contains(r#""code":"upstream_broken""#), "{kind} {bytes:?}: {text}");
                 assert!(!text.contains("[DONE]"), "{kind} {bytes:?}: {text}");
                 match store {
-                    true if began => failed(&home, &[assistant("Half")]).await,
-                    true => failed(&home, &[]).await,
+                    true if has_output => assert_failed_run(&home, &[assistant("Half")]).await,
+                    true => assert_failed_run(&home, &[]).await,
                     false => assert_eq!(home.sessions().await, 0),
                 }
             }
@@ -157,20 +158,22 @@ async fn garbage() {
         home.model.then(Act::Raw("application/json", vec![body.into()], End::Well));
         let reply = ask(&home).await;
         assert_eq!((reply.status, reply.code()), (502, "upstream_broken"), "{body}: {reply:?}");
-        failed(&home, &[]).await;
+        assert_failed_run(&home, &[]).await;
     }
 }
 
 /// Valid streams in unusual forms: any chunks, any line ends, comments, no `[DONE]`, no last empty line, whole
 /// answers.
 #[tokio::test(flavor = "multi_thread")]
-async fn odd_but_good_streams() {
-    let plain = format!("{}{}{}", words("Grüezi "), chunk(json!({"content": "mitenand 👋"}), Value::Null), end("stop"));
+async fn unusual_but_valid_streams() {
+    let plain =
+        format!("{}{}{}", content_chunk("Grüezi "), chunk(json!({"content": "mitenand 👋"}), Value::Null), end("stop"));
     let finished = plain.replace("data: [DONE]\n\n", "");
     let unfinished =
-        format!("{}{}data: [DONE]", words("Grüezi "), chunk(json!({"content": "mitenand 👋"}), Value::Null));
-    let whole = json!({"choices": [{"index": 0, "message": assistant("Grüezi mitenand 👋"), "finish_reason": "stop"}]});
-    let odd: Vec<(&'static str, String, usize)> = vec![
+        format!("{}{}data: [DONE]", content_chunk("Grüezi "), chunk(json!({"content": "mitenand 👋"}), Value::Null));
+    let completion =
+        json!({"choices": [{"index": 0, "message": assistant("Grüezi mitenand 👋"), "finish_reason": "stop"}]});
+    let streams: Vec<(&'static str, String, usize)> = vec![
         (SSE, plain.clone(), 1),
         (SSE, plain.clone(), 7),
         (SSE, plain.replace('\n', "\r\n"), 5),
@@ -180,12 +183,12 @@ async fn odd_but_good_streams() {
         (SSE, finished.trim_end().to_owned(), 64),
         (SSE, unfinished, 64),
         ("Text/Event-Stream;charset=UTF-8", plain, 64),
-        ("application/json", whole.to_string(), 64),
+        ("application/json", completion.to_string(), 64),
     ];
-    for (kind, text, size) in odd {
+    for (kind, text, size) in streams {
         for store in [true, false] {
             let home = Home::new("memory", true).await.unwrap();
-            home.model.then(Act::Raw(kind, parts(&text, size), End::Well));
+            home.model.then(Act::Raw(kind, byte_chunks(&text, size), End::Well));
             let response =
                 home.client.post(true, json!({"session_id": "s", "store": store, "messages": [user("Hi")]}), &[]);
             let response = response.send().await.unwrap();
@@ -219,7 +222,7 @@ async fn retries() {
             (Act::Refuse(500, "text/plain", "", None), 1),
             (Act::Refuse(503, "text/plain", "starting", None), 3),
             (Act::Hang, 1),
-            (Act::Raw(SSE, vec![words("Half").into()], End::Cut), 1),
+            (Act::Raw(SSE, vec![content_chunk("Half").into()], End::Cut), 1),
         ] {
             let home = Home::with("memory", stream, |c| c.models[0].retries = 2).await.unwrap();
             for _ in 0..times {
@@ -228,14 +231,14 @@ async fn retries() {
             ask(&home).await;
             assert_eq!(home.model.count(), times, "{act:?}");
             let half = [assistant("Half")];
-            failed(&home, if stream && matches!(act, Act::Raw(..)) { &half } else { &[] }).await;
+            assert_failed_run(&home, if stream && matches!(act, Act::Raw(..)) { &half } else { &[] }).await;
         }
         // No server is listening.
         let home =
             Home::with("memory", stream, |c| c.models[0].base_url = "http://127.0.0.1:9/v1".into()).await.unwrap();
         let reply = ask(&home).await;
         assert_eq!((reply.status, reply.code()), (502, "upstream_unreachable"));
-        failed(&home, &[]).await;
+        assert_failed_run(&home, &[]).await;
     }
 }
 
@@ -259,10 +262,10 @@ async fn a_client_that_is_too_slow() {
     let mut options = Options::default();
     options.limits.max_stall = Duration::from_millis(100);
     let tenure = Tenure::open_with("memory:", options).await.unwrap();
-    home.app = App::on(tenure, home.app.config.clone()).unwrap();
+    home.app = App::with_tenure(tenure, home.app.config.clone()).unwrap();
     home.serve().await;
     let (word, times) = ("x".repeat(64 << 10), 400);
-    let mut all = vec![Bytes::from(words(&word)); times];
+    let mut all = vec![Bytes::from(content_chunk(&word)); times];
     all.push(end("stop").into());
     home.model.then(Act::Raw(SSE, all, End::Well));
     let request = json!({"session_id": "s", "messages": [user("Hi")]});
@@ -279,15 +282,15 @@ async fn a_client_that_is_too_slow() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_is_too_large() {
     let home = Home::with("memory", true, |c| c.limits.max_message_bytes = 1000).await.unwrap();
-    home.model.then(Act::Raw(SSE, vec![words(&"x".repeat(300)).into(); 10], End::Well));
+    home.model.then(Act::Raw(SSE, vec![content_chunk(&"x".repeat(300)).into(); 10], End::Well));
     let reply = ask(&home).await;
     assert_eq!((reply.status, reply.code(), reply.is_done()), (200, "answer_too_large", false));
-    failed(&home, &[assistant(&"x".repeat(900))]).await;
+    assert_failed_run(&home, &[assistant(&"x".repeat(900))]).await;
     assert!(home.session("s").await.messages[1].partial);
     let home = Home::with("memory", false, |c| c.limits.max_message_bytes = 1000).await.unwrap();
     home.model.then(Act::Answer(assistant(&"x".repeat(2000))));
     let reply = ask(&home).await;
     assert_eq!((reply.status, reply.code()), (502, "answer_too_large"));
     assert_eq!(reply.headers["x-should-retry"], "false");
-    failed(&home, &[]).await;
+    assert_failed_run(&home, &[]).await;
 }

@@ -1,7 +1,7 @@
 //! Workspaces in git: commits at the end of a session and at checkpoints, and rewinds. Repositories are real, some
 //! of them hostile.
 
-mod back;
+mod rewind;
 
 use crate::kit::*;
 use git2::{Oid, Repository};
@@ -16,16 +16,16 @@ use tenure::{Clock, EndReason, NewSession, Principal, SessionId, Status, Tenure}
 use tenure_server::config::Config;
 
 /// The directory of workspaces, and a directory outside of it.
-struct Desk {
+struct WorkspaceFixture {
     dir: tempfile::TempDir,
 }
 
-impl Desk {
+impl WorkspaceFixture {
     fn new() -> Self {
-        let desk = Self { dir: tempfile::tempdir().unwrap() };
-        fs::create_dir_all(desk.path("")).unwrap();
-        fs::create_dir(desk.outside()).unwrap();
-        desk
+        let fixture = Self { dir: tempfile::tempdir().unwrap() };
+        fs::create_dir_all(fixture.path("")).unwrap();
+        fs::create_dir(fixture.outside()).unwrap();
+        fixture
     }
 
     fn root(&self) -> String {
@@ -104,7 +104,7 @@ fn files(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 /// A `Tenure` with a movable clock.
-async fn house(config: &Config, clock: &Clock) -> Tenure {
+async fn open_tenure(config: &Config, clock: &Clock) -> Tenure {
     let options = tenure::Options { clock: clock.clone(), ..config.options() };
     let tenure = Tenure::open_with(&config.store, options).await.unwrap();
     if let Some(workspaces) = tenure_server::workspace::Workspaces::new(&config.workspaces).unwrap() {
@@ -151,17 +151,17 @@ fn set_traps(workspace: &Path, trace: &Path) {
 
 #[tokio::test]
 async fn the_end_is_committed_beside_the_users_own_work() {
-    let (desk, clock) = (Desk::new(), start());
-    desk.write("shop/a.txt", "one\r\ntwo\n$Id$\n");
-    let git = Repository::init(desk.path("shop")).unwrap();
-    let me = git2::Signature::now("me", "me@example.com").unwrap();
+    let (fixture, clock) = (WorkspaceFixture::new(), start());
+    fixture.write("shop/a.txt", "one\r\ntwo\n$Id$\n");
+    let git = Repository::init(fixture.path("shop")).unwrap();
+    let author = git2::Signature::now("me", "me@example.com").unwrap();
     let mut index = git.index().unwrap();
     index.add_path(Path::new("a.txt")).unwrap();
     index.write().unwrap();
     let tree = git.find_tree(index.write_tree().unwrap()).unwrap();
-    let mine = git.commit(Some("HEAD"), &me, &me, "mine", &tree, &[]).unwrap();
-    set_traps(&desk.path("shop"), &desk.outside().join("ran"));
-    desk.write("shop/.gitignore", "*.log\nbuild/\n/sub/local\n");
+    let user_commit = git.commit(Some("HEAD"), &author, &author, "mine", &tree, &[]).unwrap();
+    set_traps(&fixture.path("shop"), &fixture.outside().join("ran"));
+    fixture.write("shop/.gitignore", "*.log\nbuild/\n/sub/local\n");
     for (name, text) in [
         ("b.txt", "new"),
         ("x.log", "ignored"),
@@ -171,128 +171,132 @@ async fn the_end_is_committed_beside_the_users_own_work() {
         ("sub/.gitignore", "d\n"),
         ("sub/d", "ignored"),
     ] {
-        desk.write(&format!("shop/{name}"), text);
+        fixture.write(&format!("shop/{name}"), text);
     }
-    fs::set_permissions(desk.path("shop/sub/c"), fs::Permissions::from_mode(0o755)).unwrap();
-    symlink("/etc/passwd", desk.path("shop/link")).unwrap();
-    fs::create_dir(desk.path("shop/empty")).unwrap();
-    let before = fs::read(desk.path("shop/.git/index")).unwrap();
+    fs::set_permissions(fixture.path("shop/sub/c"), fs::Permissions::from_mode(0o755)).unwrap();
+    symlink("/etc/passwd", fixture.path("shop/link")).unwrap();
+    fs::create_dir(fixture.path("shop/empty")).unwrap();
+    let before = fs::read(fixture.path("shop/.git/index")).unwrap();
 
-    let tenure = house(&desk.config(""), &clock).await;
+    let tenure = open_tenure(&fixture.config(""), &clock).await;
     begin(&tenure, "s1", "shop").await;
     clock.advance(SignedDuration::from_hours(2));
     let report = tenure.sweep().await.unwrap();
     assert_eq!((report.expired.len(), report.failed.len()), (1, 0), "{report:?}");
 
-    let commits = desk.commits("shop", "s1");
+    let commits = fixture.commits("shop", "s1");
     assert_eq!(commits.len(), 1);
-    let mut kept = desk.files("shop", commits[0]);
-    kept.retain(|name, _| !name.starts_with(".git") && !name.ends_with(".gitignore"));
+    let mut committed = fixture.files("shop", commits[0]);
+    committed.retain(|name, _| !name.starts_with(".git") && !name.ends_with(".gitignore"));
     let want = [("a.txt", "one\r\ntwo\n$Id$\n"), ("b.txt", "new"), ("link", "/etc/passwd"), ("sub/c", "deep")];
-    assert_eq!(kept, files(&want), "byte for byte, without what is ignored, and links are links");
+    assert_eq!(committed, files(&want), "byte for byte, without what is ignored, and links are links");
     let commit = git.find_commit(commits[0]).unwrap();
-    assert_eq!(commit.parent_id(0).unwrap(), mine);
+    assert_eq!(commit.parent_id(0).unwrap(), user_commit);
     assert_eq!(commit.tree().unwrap().get_path(Path::new("sub/c")).unwrap().filemode(), 0o100755);
     let message = commit.message().unwrap();
     assert_eq!(message, "end of the session\n\nTenure-Session: s1 2026-01-01T00:00:00Z\nTenure-Seq: 1\n");
-    assert_eq!(git.head().unwrap().target(), Some(mine), "HEAD is the user's");
-    assert_eq!(fs::read(desk.path("shop/.git/index")).unwrap(), before, "so is the index");
-    assert!(!desk.outside().join("ran").exists(), "nothing was run");
+    assert_eq!(git.head().unwrap().target(), Some(user_commit), "HEAD is the user's");
+    assert_eq!(fs::read(fixture.path("shop/.git/index")).unwrap(), before, "so is the index");
+    assert!(!fixture.outside().join("ran").exists(), "nothing was run");
 
     // Ended again without a change: no further commit.
     tenure.restore(&Principal::default(), &SessionId::new("s1").unwrap()).await.unwrap();
     clock.advance(SignedDuration::from_hours(2));
     assert_eq!(tenure.sweep().await.unwrap().expired.len(), 1);
-    assert_eq!(desk.commits("shop", "s1"), commits);
+    assert_eq!(fixture.commits("shop", "s1"), commits);
 }
 
 #[tokio::test]
-async fn who_is_sent_away_and_who_has_no_repository_are_kept_too() {
-    let (desk, clock) = (Desk::new(), start());
-    desk.write("old/a", "1");
-    let mut config = desk.config("");
+async fn evicted_sessions_and_directories_without_repository_are_committed() {
+    let (fixture, clock) = (WorkspaceFixture::new(), start());
+    fixture.write("old/a", "1");
+    let mut config = fixture.config("");
     config.sessions.max_sessions = 1;
-    let tenure = house(&config, &clock).await;
+    let tenure = open_tenure(&config, &clock).await;
     begin(&tenure, "a.b:c", "old").await;
     clock.advance(SignedDuration::from_secs(1));
     begin(&tenure, "other", Value::Null).await;
     assert_eq!(tenure.sweep().await.unwrap().evicted.len(), 1);
-    let commits = desk.commits("old", "a%2Eb%3Ac");
+    let commits = fixture.commits("old", "a%2Eb%3Ac");
     assert_eq!(commits.len(), 1);
-    assert_eq!(desk.files("old", commits[0]), files(&[("a", "1")]));
-    assert!(!desk.path("old/.git/hooks").join("pre-commit.sample").exists(), "no template of this machine is used");
+    assert_eq!(fixture.files("old", commits[0]), files(&[("a", "1")]));
+    assert!(!fixture.path("old/.git/hooks").join("pre-commit.sample").exists(), "no template of this machine is used");
 }
 
 /// A failing workspace is reported and retried, without delaying the others.
 #[tokio::test]
-async fn a_workspace_that_fails_holds_up_nobody() {
-    let (desk, clock) = (Desk::new(), start());
+async fn a_failing_workspace_does_not_block_others() {
+    let (fixture, clock) = (WorkspaceFixture::new(), start());
     let names = ["gone", "good", "big", "link", "file", "common", "objects", "alternates", "pipe", "ignore"];
     for name in names {
-        desk.write(&format!("{name}/a"), "1");
+        fixture.write(&format!("{name}/a"), "1");
     }
-    let tenure = house(&desk.config(", max_files: 3, max_bytes: 1000"), &clock).await;
+    let tenure = open_tenure(&fixture.config(", max_files: 3, max_bytes: 1000"), &clock).await;
     for name in names {
         begin(&tenure, name, name).await;
     }
     // These were never workspaces, and have nothing to commit.
     begin(&tenure, "number", 7).await;
     begin(&tenure, "absolute", "/etc").await;
-    fs::rename(desk.path("gone"), desk.path("moved")).unwrap();
-    (0..3).for_each(|n| desk.write(&format!("big/{n}"), "x"));
+    fs::rename(fixture.path("gone"), fixture.path("moved")).unwrap();
+    (0..3).for_each(|n| fixture.write(&format!("big/{n}"), "x"));
     // Repositories that redirect elsewhere.
-    let elsewhere = desk.outside().join("repository");
-    Repository::init(&elsewhere).unwrap();
-    symlink(elsewhere.join(".git"), desk.path("link/.git")).unwrap();
-    desk.write("file/.git", &format!("gitdir: {}/.git\n", elsewhere.display()));
+    let outside_repository = fixture.outside().join("repository");
+    Repository::init(&outside_repository).unwrap();
+    symlink(outside_repository.join(".git"), fixture.path("link/.git")).unwrap();
+    fixture.write("file/.git", &format!("gitdir: {}/.git\n", outside_repository.display()));
     for name in ["common", "objects", "alternates", "pipe"] {
-        Repository::init(desk.path(name)).unwrap();
+        Repository::init(fixture.path(name)).unwrap();
     }
-    desk.write("common/.git/commondir", &format!("{}/.git\n", elsewhere.display()));
-    fs::remove_dir_all(desk.path("objects/.git/objects")).unwrap();
-    symlink(elsewhere.join(".git/objects"), desk.path("objects/.git/objects")).unwrap();
-    desk.write("alternates/.git/objects/info/alternates", &format!("{}/.git/objects\n", elsewhere.display()));
+    fixture.write("common/.git/commondir", &format!("{}/.git\n", outside_repository.display()));
+    fs::remove_dir_all(fixture.path("objects/.git/objects")).unwrap();
+    symlink(outside_repository.join(".git/objects"), fixture.path("objects/.git/objects")).unwrap();
+    fixture
+        .write("alternates/.git/objects/info/alternates", &format!("{}/.git/objects\n", outside_repository.display()));
     // Named pipes without a writer.
-    fs::remove_file(desk.path("pipe/.git/config")).unwrap();
+    fs::remove_file(fixture.path("pipe/.git/config")).unwrap();
     for pipe in ["pipe/.git/config", "ignore/.gitignore"] {
-        assert!(std::process::Command::new("mkfifo").arg(desk.path(pipe)).status().unwrap().success());
+        assert!(std::process::Command::new("mkfifo").arg(fixture.path(pipe)).status().unwrap().success());
     }
-    let outside = list(&desk.outside());
+    let outside = list(&fixture.outside());
 
     clock.advance(SignedDuration::from_hours(2));
     let watch = std::time::Instant::now();
     let report = tenure.sweep().await.unwrap();
     let expired: Vec<&str> = report.expired.iter().map(|k| k.session.as_str()).collect();
     assert_eq!(expired, ["absolute", "good", "number"], "{report:?}");
-    let why: BTreeMap<&str, &str> =
-        report.failed.iter().map(|(key, why)| (key.session.as_str(), why.as_str())).collect();
-    assert_eq!(why.len(), 9);
-    assert!(why["ignore"].contains("ignore/.gitignore: not a regular file"), "{}", why["ignore"]);
-    assert!(why["gone"].contains("no workspace directory") && why["big"].contains("`max_files` of 3"), "{why:?}");
+    let reasons: BTreeMap<&str, &str> =
+        report.failed.iter().map(|(key, reasons)| (key.session.as_str(), reasons.as_str())).collect();
+    assert_eq!(reasons.len(), 9);
+    assert!(reasons["ignore"].contains("ignore/.gitignore: not a regular file"), "{}", reasons["ignore"]);
+    assert!(
+        reasons["gone"].contains("no workspace directory") && reasons["big"].contains("`max_files` of 3"),
+        "{reasons:?}"
+    );
     for name in ["link", "file", "common", "objects", "alternates", "pipe"] {
-        assert!(why[name].contains("outside the workspace"), "{}", why[name]);
+        assert!(reasons[name].contains("outside the workspace"), "{}", reasons[name]);
     }
-    assert_eq!(list(&desk.outside()), outside, "nothing was written elsewhere");
+    assert_eq!(list(&fixture.outside()), outside, "nothing was written elsewhere");
 
     assert!(watch.elapsed() < Duration::from_secs(55), "nobody waits for a pipe until its time is over");
 
     // Once repaired, they are committed with the next retry.
-    fs::rename(desk.path("moved"), desk.path("gone")).unwrap();
-    desk.write("big/.gitignore", "[0-9]\n");
+    fs::rename(fixture.path("moved"), fixture.path("gone")).unwrap();
+    fixture.write("big/.gitignore", "[0-9]\n");
     for name in ["link", "file"] {
-        fs::remove_file(desk.path(name).join(".git")).unwrap();
+        fs::remove_file(fixture.path(name).join(".git")).unwrap();
     }
     clock.advance(SignedDuration::from_mins(2));
     assert_eq!(tenure.sweep().await.unwrap().expired.len(), 4);
-    assert_eq!(desk.files("big", desk.commits("big", "big")[0]), files(&[(".gitignore", "[0-9]\n"), ("a", "1")]));
+    assert_eq!(fixture.files("big", fixture.commits("big", "big")[0]), files(&[(".gitignore", "[0-9]\n"), ("a", "1")]));
     // The limit on bytes is separate.
-    desk.write("good/large", &"x".repeat(1001));
+    fixture.write("good/large", &"x".repeat(1001));
     let id = SessionId::new("good").unwrap();
     tenure.restore(&Principal::default(), &id).await.unwrap();
     clock.advance(SignedDuration::from_hours(2));
     let report = tenure.sweep().await.unwrap();
     assert!(
-        report.failed.iter().any(|(key, why)| key.session == id && why.contains("`max_bytes` of 1000")),
+        report.failed.iter().any(|(key, reasons)| key.session == id && reasons.contains("`max_bytes` of 1000")),
         "{report:?}"
     );
 }
@@ -313,30 +317,30 @@ fn list(dir: &Path) -> Vec<PathBuf> {
 
 /// The repository's own configuration of its work tree is not trusted.
 #[tokio::test]
-async fn a_repository_can_not_say_that_its_files_are_elsewhere() {
-    let (desk, clock) = (Desk::new(), start());
-    desk.write("w/a", "mine");
-    fs::write(desk.outside().join("secret"), "theirs").unwrap();
-    let git = Repository::init(desk.path("w")).unwrap();
-    git.config().unwrap().set_str("core.worktree", desk.outside().to_str().unwrap()).unwrap();
-    let tenure = house(&desk.config(""), &clock).await;
+async fn a_repository_can_not_point_outside_its_directory() {
+    let (fixture, clock) = (WorkspaceFixture::new(), start());
+    fixture.write("w/a", "mine");
+    fs::write(fixture.outside().join("secret"), "theirs").unwrap();
+    let git = Repository::init(fixture.path("w")).unwrap();
+    git.config().unwrap().set_str("core.worktree", fixture.outside().to_str().unwrap()).unwrap();
+    let tenure = open_tenure(&fixture.config(""), &clock).await;
     begin(&tenure, "s", "w").await;
     clock.advance(SignedDuration::from_hours(2));
     assert_eq!(tenure.sweep().await.unwrap().expired.len(), 1);
-    fs::write(desk.path("w/.git/config"), "[core]\n\trepositoryformatversion = 0\n").unwrap();
-    assert_eq!(desk.files("w", desk.commits("w", "s")[0]), files(&[("a", "mine")]));
+    fs::write(fixture.path("w/.git/config"), "[core]\n\trepositoryformatversion = 0\n").unwrap();
+    assert_eq!(fixture.files("w", fixture.commits("w", "s")[0]), files(&[("a", "mine")]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_names_are_refused_wherever_metadata_is_set() {
-    let desk = Desk::new();
-    let home = desk.home(false).await;
-    desk.write("good/a", "1");
-    desk.write("a-file", "1");
-    symlink(desk.outside(), desk.path("out")).unwrap();
-    symlink(desk.path("good"), desk.path("alias")).unwrap();
-    fs::create_dir_all(desk.dir.path().join("root/other/theirs")).unwrap();
-    symlink(desk.dir.path().join("root/other/theirs"), desk.path("theirs")).unwrap();
+    let fixture = WorkspaceFixture::new();
+    let home = fixture.home(false).await;
+    fixture.write("good/a", "1");
+    fixture.write("a-file", "1");
+    symlink(fixture.outside(), fixture.path("out")).unwrap();
+    symlink(fixture.path("good"), fixture.path("alias")).unwrap();
+    fs::create_dir_all(fixture.dir.path().join("root/other/theirs")).unwrap();
+    symlink(fixture.dir.path().join("root/other/theirs"), fixture.path("theirs")).unwrap();
     assert_eq!(
         send(&home, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "good", "x": 1}})).await.0,
         201
@@ -344,7 +348,7 @@ async fn bad_names_are_refused_wherever_metadata_is_set() {
     assert_eq!(send(&home, "POST", "/sessions", json!({"metadata": {"workspace": "alias"}})).await.0, 201);
     assert_eq!(send(&home, "POST", "/sessions", json!({"metadata": {"workspace": null}})).await.0, 201);
     let count = home.sessions().await;
-    let outside = desk.outside().display().to_string();
+    let outside = fixture.outside().display().to_string();
     let long = "x/".repeat(200);
     for bad in [
         json!(""),
@@ -383,7 +387,7 @@ async fn bad_names_are_refused_wherever_metadata_is_set() {
                 (400, &json!("metadata.workspace")),
                 "{method} {path} {bad}: {answer}"
             );
-            assert!(!answer.to_string().contains(&desk.root()), "where the root is is nobody's business: {answer}");
+            assert!(!answer.to_string().contains(&fixture.root()), "where the root is is nobody's business: {answer}");
         }
     }
     assert_eq!(home.sessions().await, count, "nothing was made");
@@ -401,14 +405,14 @@ async fn bad_names_are_refused_wherever_metadata_is_set() {
 /// Two sessions, and two concurrent holders of the same workspace.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_workspace_for_many() {
-    let desk = Desk::new();
-    let (config, clock) = (desk.config(", checkpoints: true"), start());
-    desk.write("w/a", "1");
-    let houses = [house(&config, &clock).await, house(&config, &clock).await];
+    let fixture = WorkspaceFixture::new();
+    let (config, clock) = (fixture.config(", checkpoints: true"), start());
+    fixture.write("w/a", "1");
+    let nodes = [open_tenure(&config, &clock).await, open_tenure(&config, &clock).await];
     let mut tasks = Vec::new();
-    for (i, tenure) in houses.iter().enumerate() {
+    for (i, tenure) in nodes.iter().enumerate() {
         for n in 0..8 {
-            let (tenure, file) = (tenure.clone(), desk.path(&format!("w/{i}-{n}")));
+            let (tenure, file) = (tenure.clone(), fixture.path(&format!("w/{i}-{n}")));
             tasks.push(tokio::spawn(async move {
                 let id = format!("s{i}-{n}");
                 begin(&tenure, &id, "w").await;
@@ -423,14 +427,14 @@ async fn one_workspace_for_many() {
         task.await.unwrap();
     }
     for (i, n) in (0..2).flat_map(|i| (0..8).map(move |n| (i, n))) {
-        let commits = desk.commits("w", &format!("s{i}-{n}"));
+        let commits = fixture.commits("w", &format!("s{i}-{n}"));
         assert_eq!(commits.len(), 5);
         for (round, commit) in commits.iter().rev().enumerate() {
-            assert_eq!(desk.files("w", *commit)[&format!("{i}-{n}")], round.to_string());
+            assert_eq!(fixture.files("w", *commit)[&format!("{i}-{n}")], round.to_string());
         }
     }
     // A lock held for a short time is waited for; held for too long, the commit is retried later.
-    let lock = list(&desk.dir.path().join("root/.locks")).pop().unwrap();
+    let lock = list(&fixture.dir.path().join("root/.locks")).pop().unwrap();
     let held = fs::OpenOptions::new().write(true).open(lock).unwrap();
     held.lock().unwrap();
     let (principal, id) = (Principal::default(), SessionId::new("s0-0").unwrap());
@@ -439,31 +443,31 @@ async fn one_workspace_for_many() {
         held.unlock().unwrap();
         held
     });
-    desk.write("w/a", "2");
-    houses[0].checkpoint(&principal, &id, None).await.unwrap();
-    assert_eq!(desk.commits("w", "s0-0").len(), 6);
+    fixture.write("w/a", "2");
+    nodes[0].checkpoint(&principal, &id, None).await.unwrap();
+    assert_eq!(fixture.commits("w", "s0-0").len(), 6);
     let held = release.join().unwrap();
     held.lock().unwrap();
-    begin(&houses[0], "free", Value::Null).await;
+    begin(&nodes[0], "free", Value::Null).await;
     clock.advance(SignedDuration::from_hours(2));
-    let report = houses[0].sweep().await.unwrap();
+    let report = nodes[0].sweep().await.unwrap();
     assert_eq!((report.expired.len(), report.failed.len()), (1, 8), "{report:?}");
-    assert!(report.failed.iter().all(|(_, why)| why.contains("in use by another")), "{report:?}");
+    assert!(report.failed.iter().all(|(_, reason)| reason.contains("in use by another")), "{report:?}");
     held.unlock().unwrap();
     clock.advance(SignedDuration::from_mins(2));
-    assert_eq!(houses[0].sweep().await.unwrap().expired.len(), 8);
-    assert_eq!(houses[0].head(&principal, &id).await.unwrap().status, Status::Expired);
+    assert_eq!(nodes[0].sweep().await.unwrap().expired.len(), 8);
+    assert_eq!(nodes[0].head(&principal, &id).await.unwrap().status, Status::Expired);
 }
 
 /// A step after the commit fails, as if the process had died there: the retry finds nothing to commit, and
 /// continues.
 #[tokio::test]
-async fn an_end_that_was_committed_already_is_not_committed_twice() {
-    let (desk, clock) = (Desk::new(), start());
-    desk.write("w/a", "1");
-    let tenure = house(&desk.config(""), &clock).await;
-    tenure.on_expire(|_, why| {
-        assert_eq!(why, EndReason::Expired);
+async fn a_committed_end_is_not_committed_twice() {
+    let (fixture, clock) = (WorkspaceFixture::new(), start());
+    fixture.write("w/a", "1");
+    let tenure = open_tenure(&fixture.config(""), &clock).await;
+    tenure.on_expire(|_, reason| {
+        assert_eq!(reason, EndReason::Expired);
         async { Err("it dies here".to_owned()) }
     });
     begin(&tenure, "s", "w").await;
@@ -471,5 +475,5 @@ async fn an_end_that_was_committed_already_is_not_committed_twice() {
     assert_eq!(tenure.sweep().await.unwrap().failed.len(), 1);
     clock.advance(SignedDuration::from_mins(2));
     assert_eq!(tenure.sweep().await.unwrap().failed.len(), 1);
-    assert_eq!(desk.commits("w", "s").len(), 1);
+    assert_eq!(fixture.commits("w", "s").len(), 1);
 }

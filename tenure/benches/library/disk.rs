@@ -25,9 +25,9 @@ pub async fn bytes(report: &mut Report) {
         let tenure = Tenure::open(&format!("{kind}:{}", path.display())).await.unwrap();
         let session = create(&tenure, "s").await;
         for n in 0..400 {
-            tenure.append(&who(), &session, messages(n)).await.unwrap();
+            tenure.append(&bench_principal(), &session, messages(n)).await.unwrap();
         }
-        assert_eq!(tenure.checkpoints(&who(), &session).await.unwrap().len(), 400);
+        assert_eq!(tenure.checkpoints(&bench_principal(), &session).await.unwrap().len(), 400);
         drop(tenure);
         let bytes = size(&path);
         report.row(
@@ -45,7 +45,7 @@ pub async fn bytes(report: &mut Report) {
     let table = format!("create table {schema}.m(id bigserial, sid bigint, data text, primary key(sid, id))");
     run("psql", &url, &["-qc", &table]);
     for n in 0..400 {
-        tenure.append(&who(), &session, messages(n)).await.unwrap();
+        tenure.append(&bench_principal(), &session, messages(n)).await.unwrap();
         if n % 20 == 0 {
             // The raw rows are inserted in batches of twenty: only their size is measured.
             let rows: Vec<String> = (n..n + 20).flat_map(messages).map(|m| format!("(1, '{}')", m.as_str())).collect();

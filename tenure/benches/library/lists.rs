@@ -4,7 +4,7 @@ use crate::*;
 use tenure::store::{Commit, Store};
 
 /// Writes many small sessions directly to the store, with concurrent tasks.
-pub async fn many(store: &std::sync::Arc<dyn Store>, count: usize) {
+pub async fn write_sessions(store: &std::sync::Arc<dyn Store>, count: usize) {
     let mut tasks = Vec::new();
     for worker in 0..64 {
         let store = store.clone();
@@ -30,7 +30,7 @@ pub async fn many(store: &std::sync::Arc<dyn Store>, count: usize) {
 }
 
 /// Options without a time to live: the sessions have old timestamps and must not expire.
-pub fn lasting() -> Options {
+pub fn options_without_ttl() -> Options {
     Options { policy: Policy { ttl: None, ..Policy::default() }, ..Options::default() }
 }
 
@@ -40,13 +40,13 @@ pub async fn newest(report: &mut Report) {
     let mut tenures = Vec::new();
     for count in [100, 100_000] {
         let path = dir.path().join(format!("{count}.db"));
-        let tenure = Tenure::open_with(&format!("sqlite:{}", path.display()), lasting()).await.unwrap();
-        many(tenure.store(), count).await;
+        let tenure = Tenure::open_with(&format!("sqlite:{}", path.display()), options_without_ttl()).await.unwrap();
+        write_sessions(tenure.store(), count).await;
         tenures.push(tenure);
     }
     for filter in ["user", "user and tag", "tenant and tag"] {
-        let mut query = SessionQuery::new(OwnerFilter::Everyone, 20);
-        let mut principal = who();
+        let mut query = SessionQuery::new(OwnerFilter::AllTenants, 20);
+        let mut principal = bench_principal();
         if filter != "user" {
             query.tags = vec!["t3".into()];
         }
@@ -79,12 +79,12 @@ pub async fn content_match(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let url = |count: usize| format!("sqlite:{}", dir.path().join(format!("{count}.db")).display());
     for count in [1_000, 10_000, 1_000_000] {
-        let tenure = Tenure::open_with(&url(count), lasting()).await.unwrap();
-        many(tenure.store(), count).await;
+        let tenure = Tenure::open_with(&url(count), options_without_ttl()).await.unwrap();
+        write_sessions(tenure.store(), count).await;
     }
     let mut tenures = Vec::new();
     for count in [1_000, 1_000_000] {
-        tenures.push((Tenure::open_with(&url(count), lasting()).await.unwrap(), count));
+        tenures.push((Tenure::open_with(&url(count), options_without_ttl()).await.unwrap(), count));
     }
     let mut times = [Vec::new(), Vec::new()];
     for i in 0..400usize {
@@ -108,5 +108,5 @@ pub async fn content_match(report: &mut Report) {
 pub async fn find(tenure: &Tenure, n: usize) {
     let messages =
         [Message::user(&format!("question {n}")), Message::assistant(&format!("answer {n}")), Message::user("more")];
-    assert_eq!(tenure.find(&who(), &messages).await.unwrap(), Some(id(&format!("s{n:07}"))));
+    assert_eq!(tenure.find(&bench_principal(), &messages).await.unwrap(), Some(id(&format!("s{n:07}"))));
 }

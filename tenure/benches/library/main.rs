@@ -10,7 +10,6 @@
 )]
 
 mod disk;
-mod kit;
 mod lists;
 mod memory;
 mod merge;
@@ -20,16 +19,17 @@ mod reads;
 mod recall;
 mod runs;
 mod search;
+mod support;
 mod writes;
 
-use kit::Report;
-use kit::*;
 use std::time::{Duration, Instant};
+use support::Report;
+use support::*;
 use tenure::*;
 
 fn main() {
-    let chosen: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
-    let wants = |name: &str| chosen.is_empty() || chosen.iter().any(|c| c == name);
+    let selected: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let is_selected = |name: &str| selected.is_empty() || selected.iter().any(|c| c == name);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let mut args = std::env::args().skip(1);
     if args.next().as_deref() == Some(memory::CHILD) {
@@ -37,43 +37,43 @@ fn main() {
     }
     let mut report = Report::begin();
     runtime.block_on(async {
-        if wants("append") {
+        if is_selected("append") {
             writes::append(&mut report).await;
         }
-        if wants("writers") {
+        if is_selected("writers") {
             writes::writers(&mut report).await;
         }
-        if wants("disk") {
+        if is_selected("disk") {
             disk::bytes(&mut report).await;
         }
-        if wants("load") {
+        if is_selected("load") {
             reads::load(&mut report).await;
         }
-        if wants("fork") {
+        if is_selected("fork") {
             reads::fork(&mut report).await;
         }
-        if wants("list") {
+        if is_selected("list") {
             lists::newest(&mut report).await;
         }
-        if wants("match") {
+        if is_selected("match") {
             lists::content_match(&mut report).await;
         }
-        if wants("merge") {
+        if is_selected("merge") {
             merge::requests(&mut report);
         }
-        if wants("recall") {
+        if is_selected("recall") {
             recall::scope_none(&mut report).await;
             recall::among(&mut report).await;
         }
-        if wants("runs") {
+        if is_selected("runs") {
             runs::rounds(&mut report).await;
             runs::resume(&mut report).await;
             runs::paused(&mut report).await;
         }
-        if wants("search") {
+        if is_selected("search") {
             search::words(&mut report).await;
         }
-        if wants("peers") {
+        if is_selected("peers") {
             peers::side_by_side(&mut report).await;
         }
     });

@@ -41,22 +41,22 @@ pub fn growth(report: &mut Report, small: (&str, usize), large: (&str, usize)) {
 pub async fn child(mut args: impl Iterator<Item = String>) {
     let url = args.next().unwrap();
     let count = args.next().unwrap().parse::<usize>().unwrap();
-    let tenure = Tenure::open_with(&url, lists::lasting()).await.unwrap();
+    let tenure = Tenure::open_with(&url, lists::options_without_ttl()).await.unwrap();
     // Spread over all sessions, of which every tenth belongs to this user.
     let nth = |i: usize| i % SESSIONS * (count / SESSIONS) + 3;
     for i in 0..FINDS {
         lists::find(&tenure, nth(i)).await;
     }
     for i in 0..LISTS {
-        let mut query = SessionQuery::new(OwnerFilter::Everyone, 20);
+        let mut query = SessionQuery::new(OwnerFilter::AllTenants, 20);
         query.offset = i;
-        assert_eq!(tenure.list(&who(), query).await.unwrap().heads.len(), 20);
+        assert_eq!(tenure.list(&bench_principal(), query).await.unwrap().heads.len(), 20);
     }
     for i in 0..TURNS {
         let session = id(&format!("s{:07}", nth(i)));
-        let before = tenure.load(&who(), &session).await.unwrap().messages.len();
-        tenure.append(&who(), &session, plain(turn(i))).await.unwrap();
-        assert_eq!(tenure.load(&who(), &session).await.unwrap().messages.len(), before + 4);
+        let before = tenure.load(&bench_principal(), &session).await.unwrap().messages.len();
+        tenure.append(&bench_principal(), &session, plain(turn(i))).await.unwrap();
+        assert_eq!(tenure.load(&bench_principal(), &session).await.unwrap().messages.len(), before + 4);
     }
     println!("{} {}", status("VmRSS"), status("VmHWM"));
 }

@@ -1,7 +1,7 @@
 //! Reconciling a request with its session: the cost depends on the request, not on the session.
 
-use crate::kit::Report;
-use crate::kit::*;
+use crate::support::Report;
+use crate::support::*;
 use std::hint::black_box;
 use std::time::Duration;
 use tenure::*;
@@ -11,13 +11,13 @@ const REPEATS: usize = 200;
 fn session(turns: usize) -> Session {
     let at = "2026-01-01T00:00:00Z".parse().unwrap();
     let run = RunId::generate();
-    let posts = (0..turns).flat_map(turn).map(|message| match message.role() {
-        Role::Assistant => MessageEntry::by(&run, message),
+    let message_entries = (0..turns).flat_map(turn).map(|message| match message.role() {
+        Role::Assistant => MessageEntry::by_run(&run, message),
         _ => MessageEntry::from(message),
     });
-    let entries = [Entry::created(SessionCreated::default())].into_iter().chain(posts.map(Entry::Message));
+    let entries = [Entry::created(SessionCreated::default())].into_iter().chain(message_entries.map(Entry::Message));
     let records = (1..).zip(entries).map(|(seq, entry)| Record { seq, at, entry });
-    Session::replay(&who().key(&id("s")), records.collect::<Vec<_>>()).unwrap()
+    Session::replay(&bench_principal().key(&id("s")), records.collect::<Vec<_>>()).unwrap()
 }
 
 fn merge(session: &Session, messages: &[Message]) -> Duration {

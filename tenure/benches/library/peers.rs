@@ -39,7 +39,7 @@ pub async fn side_by_side(report: &mut Report) {
             fill(&tenure, &session, length).await;
             let mut times = Vec::new();
             for n in 0..200 {
-                times.push(timed(async { tenure.append(&who(), &session, turn(n)).await.unwrap() }).await);
+                times.push(timed(async { tenure.append(&bench_principal(), &session, turn(n)).await.unwrap() }).await);
             }
             let measured = median(times);
             let Some(peer_ms) = result["result"][format!("len_{length}")]["p50_ms"].as_f64() else { continue };

@@ -19,18 +19,18 @@ pub async fn load(report: &mut Report) {
     let mut uncached = Vec::new();
     let mut cached = Vec::new();
     let mut baseline = Vec::new();
-    let with_cache = Tenure::on(tenure.store().clone(), Options::default());
+    let with_cache = Tenure::with_store(tenure.store().clone(), Options::default());
     for _ in 0..60 {
         let (elapsed, raw) = time(|| raw::load(&db, 1));
         baseline.push(elapsed);
         // Without cache: every load reads from the store.
-        let without_cache = Tenure::on(tenure.store().clone(), Options::default());
+        let without_cache = Tenure::with_store(tenure.store().clone(), Options::default());
         let start = Instant::now();
-        let json = without_cache.messages_json(&who(), &middle).await.unwrap();
+        let json = without_cache.messages_json(&bench_principal(), &middle).await.unwrap();
         uncached.push(start.elapsed());
         assert_eq!(json, raw);
         let start = Instant::now();
-        assert_eq!(with_cache.messages_json(&who(), &middle).await.unwrap().len(), raw.len());
+        assert_eq!(with_cache.messages_json(&bench_principal(), &middle).await.unwrap().len(), raw.len());
         cached.push(start.elapsed());
     }
     let uncached = median(uncached);
@@ -53,8 +53,14 @@ pub async fn load(report: &mut Report) {
     let mut of_100 = Vec::new();
     let mut of_100k = Vec::new();
     for _ in 0..500 {
-        of_100.push(timed(async { assert_eq!(tenure.tail(&who(), &small, 20).await.unwrap().len(), 20) }).await);
-        of_100k.push(timed(async { assert_eq!(tenure.tail(&who(), &large, 20).await.unwrap().len(), 20) }).await);
+        of_100.push(
+            timed(async { assert_eq!(tenure.last_messages(&bench_principal(), &small, 20).await.unwrap().len(), 20) })
+                .await,
+        );
+        of_100k.push(
+            timed(async { assert_eq!(tenure.last_messages(&bench_principal(), &large, 20).await.unwrap().len(), 20) })
+                .await,
+        );
     }
     let of_100 = median(of_100);
     let of_100k = median(of_100k);
@@ -74,15 +80,15 @@ pub async fn fork(report: &mut Report) {
     let tenure = Tenure::open(&format!("sqlite:{}", file.display())).await.unwrap();
     let large = create(&tenure, "large").await;
     fill(&tenure, &large, 100_000).await;
-    tenure.checkpoint(&who(), &large, Some(CheckpointLabel::new("here").unwrap())).await.unwrap();
-    tenure.load(&who(), &large).await.unwrap();
+    tenure.checkpoint(&bench_principal(), &large, Some(CheckpointLabel::new("here").unwrap())).await.unwrap();
+    tenure.load(&bench_principal(), &large).await.unwrap();
     let mut forks = Vec::new();
     let mut labelled = Vec::new();
     let mut appends = Vec::new();
     for n in 0..300 {
-        appends.push(timed(async { tenure.append(&who(), &large, plain(turn(n))).await.unwrap() }).await);
-        forks.push(timed(async { tenure.fork(&who(), &large, Point::End, None).await.unwrap() }).await);
-        labelled.push(timed(async { tenure.fork(&who(), &large, "here", None).await.unwrap() }).await);
+        appends.push(timed(async { tenure.append(&bench_principal(), &large, plain(turn(n))).await.unwrap() }).await);
+        forks.push(timed(async { tenure.fork(&bench_principal(), &large, Point::End, None).await.unwrap() }).await);
+        labelled.push(timed(async { tenure.fork(&bench_principal(), &large, "here", None).await.unwrap() }).await);
     }
     let forks = median(forks);
     let labelled = median(labelled);
@@ -110,7 +116,7 @@ pub async fn fork(report: &mut Report) {
     let db = rusqlite::Connection::open(&file).unwrap();
     let before = used(&db);
     for _ in 0..1000 {
-        tenure.fork(&who(), &large, Point::End, None).await.unwrap();
+        tenure.fork(&bench_principal(), &large, Point::End, None).await.unwrap();
     }
     let each = (used(&db) - before) as f64 / 1000.0;
     report.row(

@@ -40,7 +40,11 @@ async fn write_memories(store: &Arc<dyn Store>, count: usize) {
     let mut tasks = Vec::new();
     for worker in 0..64 {
         let store = store.clone();
-        let namespace = Namespace { tenant: who().tenant, owner: Owner::User(who().user), name: "memory".to_owned() };
+        let namespace = Namespace {
+            tenant: bench_principal().tenant,
+            owner: Owner::User(bench_principal().user),
+            name: "memory".to_owned(),
+        };
         tasks.push(tokio::spawn(async move {
             for n in (worker..count).step_by(64) {
                 let bytes: Vec<u8> = vector(n).into_iter().map(|n| n as u8).collect();
@@ -82,17 +86,20 @@ pub async fn among(report: &mut Report) {
             };
             let by_words = Tenure::open(&url).await.unwrap();
             write_memories(by_words.store(), count).await;
-            let by_both = Tenure::on(
+            let by_both = Tenure::with_store(
                 by_words.store().clone(),
                 Options { embedder: Some(instant_embedder()), ..Options::default() },
             );
-            by_both.recall(&who(), &MemoryTarget::Own, "word1", 8).await.unwrap();
+            by_both.recall(&bench_principal(), &MemoryTarget::Own, "word1", 8).await.unwrap();
             let mut times = [Vec::new(), Vec::new()];
             for i in 0..100 {
                 let question = sentence(1_000_000 + i, 4);
                 for (tenure, times) in [&by_words, &by_both].into_iter().zip(&mut times) {
                     times.push(
-                        timed(async { tenure.recall(&who(), &MemoryTarget::Own, &question, 8).await.unwrap() }).await,
+                        timed(async {
+                            tenure.recall(&bench_principal(), &MemoryTarget::Own, &question, 8).await.unwrap()
+                        })
+                        .await,
                     );
                 }
             }
@@ -139,7 +146,7 @@ pub async fn scope_none(report: &mut Report) {
                 assistant: Some(assistant.to_owned()),
                 ..TurnRequest::default()
             };
-            times.push(timed(async { tenure.turn(&who(), request).await.unwrap() }).await);
+            times.push(timed(async { tenure.begin_turn(&bench_principal(), request).await.unwrap() }).await);
         }
     }
     let [none, plain] = times.map(median);

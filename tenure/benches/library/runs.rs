@@ -43,7 +43,7 @@ impl Model for Caller {
         let last_question = prompt.messages.iter().rposition(|m| m.role() == Role::User).unwrap_or(0);
         let round = prompt.messages[last_question..].iter().filter(|m| m.role() == Role::Assistant).count();
         let body = self.calls.get(round).unwrap_or(&self.answer).clone();
-        Ok(Box::pin(Once(Some(ModelChunk::Whole(body)))))
+        Ok(Box::pin(Once(Some(ModelChunk::Complete(body)))))
     }
 }
 
@@ -75,9 +75,9 @@ fn turn_request(session: &SessionId) -> TurnRequest {
 }
 
 async fn begin(tenure: &Tenure, session: &SessionId) -> OpenRun {
-    match tenure.turn(&who(), turn_request(session)).await.unwrap() {
-        TurnStart::Turn(open_run) => *open_run,
-        TurnStart::Before { .. } => unreachable!("there is no key"),
+    match tenure.begin_turn(&bench_principal(), turn_request(session)).await.unwrap() {
+        TurnStart::Run(open_run) => *open_run,
+        TurnStart::AlreadyAnswered { .. } => unreachable!("there is no key"),
     }
 }
 
@@ -90,7 +90,7 @@ fn tenure_with(store: &Tenure, change: impl FnOnce(&mut Assistant, &mut Options)
     let mut assistant = Assistant { name: "a".to_owned(), ..Assistant::default() };
     let mut options = Options::default();
     change(&mut assistant, &mut options);
-    let tenure = Tenure::on(store.store().clone(), options);
+    let tenure = Tenure::with_store(store.store().clone(), options);
     tenure.declare(assistant);
     tenure
 }
@@ -118,8 +118,14 @@ pub async fn rounds(report: &mut Report) {
         let short = Message::assistant("a note of the size of the other records, or nearly so");
         let pair = async {
             for _ in 0..ROUNDS {
-                tenure.append(&who(), &append_session, plain(vec![messages[1].clone(), short.clone()])).await.unwrap();
-                tenure.append(&who(), &append_session, plain(vec![messages[2].clone(), short.clone()])).await.unwrap();
+                tenure
+                    .append(&bench_principal(), &append_session, plain(vec![messages[1].clone(), short.clone()]))
+                    .await
+                    .unwrap();
+                tenure
+                    .append(&bench_principal(), &append_session, plain(vec![messages[2].clone(), short.clone()]))
+                    .await
+                    .unwrap();
             }
         };
         appends.push(timed(pair).await / ROUNDS as u32);
@@ -169,9 +175,13 @@ pub async fn resume(report: &mut Report) {
             let uncached = tenure_with(&store, with_clock);
             clock.advance(SignedDuration::from_secs(31)); // its lease has expired
             let start = Instant::now();
-            let head = uncached.abandoned(1).await.unwrap().pop().unwrap();
-            execute(uncached.take_over(&head).await.unwrap().unwrap(), &Caller::new(0), &FixedTool(String::new()))
-                .await;
+            let head = uncached.find_orphaned_runs(1).await.unwrap().pop().unwrap();
+            execute(
+                uncached.claim_orphaned_run(&head).await.unwrap().unwrap(),
+                &Caller::new(0),
+                &FixedTool(String::new()),
+            )
+            .await;
             times.push(start.elapsed());
         }
         medians.push(median(times));
@@ -212,7 +222,7 @@ pub async fn paused(report: &mut Report) {
     }
     let grown = memory::status("VmRSS").saturating_sub(before) as f64 / 1024.0;
     let after = alive();
-    let open = tenure.reviews(&who(), &ReviewFilter::Open(None), None, 100).await.unwrap();
+    let open = tenure.reviews(&bench_principal(), &ReviewFilter::Open(None), None, 100).await.unwrap();
     assert_eq!(open.reviews.len(), 100);
     report.row(
         "tasks and threads with 1,000 more sessions that wait for a person, beside without",

@@ -27,8 +27,12 @@ pub async fn append(report: &mut Report) {
         for next_writer in [n % 3, (n + 1) % 3, (n + 2) % 3] {
             match next_writer {
                 0 => baseline.push(time(|| raw::commit(&db, 1, 100 + n * 4, &messages)).0),
-                1 => at_100.push(timed(async { tenure.append(&who(), &short, append.clone()).await.unwrap() }).await),
-                _ => at_100k.push(timed(async { tenure.append(&who(), &long, append.clone()).await.unwrap() }).await),
+                1 => at_100.push(
+                    timed(async { tenure.append(&bench_principal(), &short, append.clone()).await.unwrap() }).await,
+                ),
+                _ => at_100k.push(
+                    timed(async { tenure.append(&bench_principal(), &long, append.clone()).await.unwrap() }).await,
+                ),
             }
         }
     }
@@ -60,7 +64,7 @@ async fn sixteen_writers(tenure: &Tenure, round: usize, duration: Duration) -> f
             let session = create(&tenure, &format!("w{round}-{w}")).await;
             let mut n = 0;
             while start.elapsed() < duration {
-                tenure.append(&who(), &session, plain(turn(n))).await.unwrap();
+                tenure.append(&bench_principal(), &session, plain(turn(n))).await.unwrap();
                 n += 1;
             }
             n

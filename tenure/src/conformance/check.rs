@@ -68,10 +68,10 @@ pub async fn nothing_in_use_is_removed(Fixture { store, .. }: Fixture) {
     let mut orphans = vec![Orphan::Blob(tenant.clone(), picture.id), Orphan::Blob(tenant.clone(), blob("none").id)];
     for key in remaining.iter().chain([&log.key]) {
         orphans.push(Orphan::Items(key.tenant.clone(), key.session.clone()));
-        orphans.push(Orphan::Uses(key.tenant.clone(), key.session.to_string()));
+        orphans.push(Orphan::BlobRefs(key.tenant.clone(), key.session.to_string()));
     }
     // Internal names that a store may use for a session.
-    orphans.extend((0..99).map(|n| Orphan::Uses(tenant.clone(), n.to_string())));
+    orphans.extend((0..99).map(|n| Orphan::BlobRefs(tenant.clone(), n.to_string())));
     assert_eq!(store.check(&orphans).await.unwrap(), []);
     assert_eq!(store.blob(&tenant, &picture.id).await.unwrap().as_deref(), Some(&*picture.bytes));
     assert_eq!(store.items(&cache, None, 9).await.unwrap().len(), 1);

@@ -41,11 +41,11 @@ impl Fixture {
     {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().to_owned();
-        Self::open(move || open(&path)).await.keeping(directory)
+        Self::open(move || open(&path)).await.with_resource(directory)
     }
 
     /// Keeps a value, such as a directory, alive until the case is over.
-    pub fn keeping(mut self, resource: impl Any + Send + Sync) -> Self {
+    pub fn with_resource(mut self, resource: impl Any + Send + Sync) -> Self {
         self.resources.push(Box::new(resource));
         self
     }

@@ -34,7 +34,7 @@ async fn assert_complete(store: &dyn Store, logs: &[&RandomLog]) {
     for log in logs {
         assert_eq!(read_full_log(store, &log.key).await, log.full_log(), "{}", log.key);
         let head = store.head(&log.key).await.unwrap().unwrap();
-        assert_eq!((head.seq, head.mark), (log.seq(), log.head().mark), "{}", log.key);
+        assert_eq!((head.seq, head.digest), (log.seq(), log.head().digest), "{}", log.key);
         let own = read_all(store, &log.key).await;
         assert_eq!(own.first().map(|r| r.seq), Some(head.first), "{}", log.key);
     }
@@ -83,7 +83,7 @@ pub async fn the_fork_with_the_latest_fork_point_inherits(Fixture { store, .. }:
 
     let of = |log: &RandomLog| SessionQuery {
         parent: Some(log.key.session.clone()),
-        ..SessionQuery::new(OwnerFilter::Everyone, 9)
+        ..SessionQuery::new(OwnerFilter::AllTenants, 9)
     };
     assert_eq!(store.heads(&of(&p)).await.unwrap(), []);
     assert_eq!(store.heads(&of(&b)).await.unwrap(), [store.head(&a.key).await.unwrap().unwrap()]);

@@ -134,7 +134,7 @@ pub async fn tenants_never_mix(Fixture { store, .. }: Fixture) {
         };
         assert_eq!(store.heads(&query).await.unwrap(), heads);
     }
-    assert_ids(&store.heads(&SessionQuery::new(OwnerFilter::Everyone, 9)).await.unwrap(), &["s", "u", "t", "s", "s"]);
+    assert_ids(&store.heads(&SessionQuery::new(OwnerFilter::AllTenants, 9)).await.unwrap(), &["s", "u", "t", "s", "s"]);
 }
 
 /// A user lists only their own sessions in their own tenant.
@@ -397,7 +397,7 @@ pub async fn conversations_are_found_by_their_hash(Fixture { store, .. }: Fixtur
     for log in &mut logs {
         log.save(&*store).await;
     }
-    let hash = |log: &RandomLog| head_of(&log.key, &log.records).mark.hash;
+    let hash = |log: &RandomLog| head_of(&log.key, &log.records).digest.hash;
     let ada = OwnerFilter::User(Tenant::default(), User::new("ada").unwrap());
     let with = |hashes| SessionQuery { hashes, ..SessionQuery::new(ada.clone(), 9) };
     assert_ids(&store.heads(&with(vec![hash(&logs[1])])).await.unwrap(), &["e", "b"]);
@@ -418,11 +418,11 @@ pub async fn sessions_are_found_by_their_last_turn(Fixture { store, .. }: Fixtur
     let with = |matches| SessionQuery { matches, ..SessionQuery::new(ada.clone(), 9) };
     let mut log = RandomLog::begin(key("default", "s"), of_user("ada"), timestamp(0));
     log.push(Entry::message(Message::user("one"))).push(Entry::message(Message::assistant("1"))).save(&*store).await;
-    let first = log.head().mark.match_keys();
+    let first = log.head().digest.match_keys();
     assert_eq!(first.len(), 1);
     assert_ids(&store.heads(&with(first.clone())).await.unwrap(), &["s"]);
     log.push(Entry::message(Message::user("two"))).push(Entry::message(call("c1"))).save(&*store).await;
-    let second = log.head().mark.match_keys();
+    let second = log.head().digest.match_keys();
     assert_eq!(second.len(), 2);
     for key in &second {
         assert_ids(&store.heads(&with(vec![*key])).await.unwrap(), &["s"]);
@@ -440,7 +440,7 @@ pub async fn sessions_are_found_by_their_last_turn(Fixture { store, .. }: Fixtur
     assert_ids(&store.heads(&with(first)).await.unwrap(), &[]);
     log.push(Entry::message(Message::user("three"))).save(&*store).await;
     assert_ids(&store.heads(&with(own_calls)).await.unwrap(), &[]);
-    let last = log.head().mark.match_keys();
+    let last = log.head().digest.match_keys();
     assert_ids(&store.heads(&with(last.clone())).await.unwrap(), &["s"]);
     store.purge(&key("default", "s")).await.unwrap();
     assert_ids(&store.heads(&with(last)).await.unwrap(), &[]);
@@ -458,7 +458,7 @@ pub async fn the_first_due_come_first(Fixture { store, .. }: Fixture) {
     let due = |seconds, limit| SessionQuery {
         due_before: Some(timestamp(seconds)),
         order: SessionOrder::Due,
-        ..SessionQuery::new(OwnerFilter::Everyone, limit)
+        ..SessionQuery::new(OwnerFilter::AllTenants, limit)
     };
     assert_ids(&store.heads(&due(40, 9)).await.unwrap(), &["b", "d", "a"]);
     assert_ids(&store.heads(&due(99, 2)).await.unwrap(), &["b", "d"]);
@@ -493,7 +493,7 @@ pub async fn leases_that_ended_are_found(Fixture { store, .. }: Fixture) {
     }
     let ended = |seconds| SessionQuery {
         lease_before: Some(timestamp(seconds)),
-        ..SessionQuery::new(OwnerFilter::Everyone, 9)
+        ..SessionQuery::new(OwnerFilter::AllTenants, 9)
     };
     assert_ids(&store.heads(&ended(10)).await.unwrap(), &[]);
     assert_ids(&store.heads(&ended(30)).await.unwrap(), &["b"]);
@@ -506,7 +506,7 @@ pub async fn leases_are_found_by_their_current_end(Fixture { store, .. }: Fixtur
     let run = RunId::new("r").unwrap();
     let ended = |seconds| SessionQuery {
         lease_before: Some(timestamp(seconds)),
-        ..SessionQuery::new(OwnerFilter::Everyone, 9)
+        ..SessionQuery::new(OwnerFilter::AllTenants, 9)
     };
     let mut logs = Vec::new();
     for id in ["a", "b", "c"] {
@@ -562,8 +562,8 @@ pub async fn sessions_are_found_by_their_reviews(Fixture { store, .. }: Fixture)
         log.save(&*store).await;
     }
     let expect = async |reviewing: ReviewIndexLabel, want: &[&str]| {
-        for owner in [OwnerFilter::Everyone, all().whose] {
-            let query = SessionQuery { whose: owner, reviewing: Some(reviewing.clone()), ..all() };
+        for owner in [OwnerFilter::AllTenants, all().owner] {
+            let query = SessionQuery { owner, reviewing: Some(reviewing.clone()), ..all() };
             let mut heads = store.heads(&query).await.unwrap();
             heads.sort_by(|a, b| a.info.session_id.cmp(&b.info.session_id));
             assert_ids(&heads, want);
@@ -666,10 +666,10 @@ pub async fn a_changed_head_is_found_by_its_current_state(Fixture { store, .. }:
     for query in queries("before", "old", 1, Status::Active, VisibleHash::default()) {
         assert_eq!(store.heads(&query).await.unwrap(), []);
     }
-    for query in queries("after", "new", 2, Status::Paused, log.head().mark.hash) {
+    for query in queries("after", "new", 2, Status::Paused, log.head().digest.hash) {
         assert_eq!(store.heads(&query).await.unwrap(), [log.head()]);
     }
     // Old and new hash together match the session once.
-    let hashes = vec![VisibleHash::default(), log.head().mark.hash];
+    let hashes = vec![VisibleHash::default(), log.head().digest.hash];
     assert_eq!(store.heads(&SessionQuery { hashes, ..all() }).await.unwrap(), [log.head()]);
 }

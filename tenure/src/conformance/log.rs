@@ -30,14 +30,17 @@ pub(super) fn every_kind() -> Vec<Entry> {
     let run = RunId::new("run-1").unwrap();
     let until = timestamp(99);
     let review = ReviewId::new("rev_1_s:1").unwrap();
-    let digest = RandomLog::new("x").push_message("one").head().mark;
+    let digest = RandomLog::new("x").push_message("one").head().digest;
     let text = Patch::Set("Ein schöner \"Titel\"".to_owned());
     let tags = Patch::Set(vec!["a".to_owned(), "b\0c".to_owned()]);
     let metadata = map(json!({"a": {"b": null}, "c": [1, 2.5, "x"], "d": null}));
     let detail = map(json!({"n": u64::MAX, "s": "\u{0}\n"}));
     vec![
         Entry::message(Message::user("hi")),
-        Entry::Message(MessageEntry { lead: true, ..MessageEntry::by(&run, Message::system("Be brief.")) }),
+        Entry::Message(MessageEntry {
+            replaces_instructions: true,
+            ..MessageEntry::by_run(&run, Message::system("Be brief."))
+        }),
         Entry::Checkpoint(CheckpointEntry {
             label: CheckpointLabel::new("vor dem Löschen").unwrap(),
             auto: true,
@@ -52,7 +55,7 @@ pub(super) fn every_kind() -> Vec<Entry> {
             step: None,
             state: Map::new(),
         }),
-        Entry::Rewound(RewindEntry { to: 2, mark: digest }),
+        Entry::Rewound(RewindEntry { to: 2, digest }),
         Entry::info(SessionPatch { model: Patch::Clear, title: text, tags, metadata }),
         Entry::info(SessionPatch::default()),
         Entry::Status { to: Status::Paused, reason: Some("a person must look".to_owned()) },
@@ -113,7 +116,7 @@ pub(super) fn rich(id: &str) -> RandomLog {
         tags: vec!["x".to_owned(), "x".to_owned(), String::new()],
         metadata: map(json!({"n": 1.50, "big": u64::MAX, "o": {"z": 1, "a": [true, null]}, "\0": "\0"})),
         parent: None,
-        began_at: None,
+        original_created_at: None,
         decisions: None,
         origin: Some(Origin { export: "ab".repeat(32), at: timestamp(7), upto: 2 }),
     };
@@ -145,9 +148,9 @@ pub async fn a_head_check_returns_the_current_head(Fixture { store, .. }: Fixtur
             let current = log.head().to_json();
             let outdated = Head { seq: 0, ..log.head() }.to_json();
             for known in ["", &outdated, &current] {
-                match store.glance(&log.key, known) {
-                    Some(Ok(HeadCheck::Same)) => assert_eq!(known, current),
-                    Some(result) => assert_eq!(result.unwrap(), HeadCheck::Now(Some(Box::new(log.head())))),
+                match store.head_if_changed(&log.key, known) {
+                    Some(Ok(HeadCheck::Unchanged)) => assert_eq!(known, current),
+                    Some(result) => assert_eq!(result.unwrap(), HeadCheck::Current(Some(Box::new(log.head())))),
                     None => {}
                 }
             }
@@ -156,7 +159,7 @@ pub async fn a_head_check_returns_the_current_head(Fixture { store, .. }: Fixtur
     }
     store.purge(&log.key).await.unwrap();
     let known = log.head().to_json();
-    assert!(store.glance(&log.key, &known).is_none_or(|result| result.unwrap() == HeadCheck::Now(None)));
+    assert!(store.head_if_changed(&log.key, &known).is_none_or(|result| result.unwrap() == HeadCheck::Current(None)));
 }
 
 /// Entries of every kind round-trip.

@@ -273,18 +273,18 @@ pub async fn only_namespaces_of_the_owner_are_deleted(Fixture { store, .. }: Fix
         store.put(namespace, &remembered, None).await.unwrap();
     }
     let before = state(&*store, &other_namespaces, &[]).await;
-    store.clear(&Tenant::default(), &user("ada")).await.unwrap();
+    store.delete_owner(&Tenant::default(), &user("ada")).await.unwrap();
     for namespace in &ada {
         assert_eq!(store.items(namespace, None, 9).await.unwrap(), []);
         assert_eq!(store.search(namespace, "hello", 9).await.unwrap(), []);
     }
     assert_eq!(state(&*store, &other_namespaces, &[]).await, before);
     // Deletion is idempotent, and the namespace can be filled again.
-    store.clear(&Tenant::default(), &user("ada")).await.unwrap();
+    store.delete_owner(&Tenant::default(), &user("ada")).await.unwrap();
     store.put(&ada[0], &remembered, None).await.unwrap();
     assert_eq!(store.items(&ada[0], None, 9).await.unwrap(), [remembered]);
     // Deleting a session's namespaces does not delete the session.
-    store.clear(&Tenant::default(), &Owner::Session(log.key.session.clone())).await.unwrap();
+    store.delete_owner(&Tenant::default(), &Owner::Session(log.key.session.clone())).await.unwrap();
     assert_eq!(store.items(&other_namespaces[3], None, 9).await.unwrap(), []);
     assert_eq!(store.head(&log.key).await.unwrap(), Some(log.head()));
 }

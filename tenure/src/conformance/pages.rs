@@ -39,7 +39,7 @@ async fn all_pages(store: &dyn Store, query: &SessionQuery, max_scan: usize) -> 
     let mut pages = 0;
     let mut cursor = None;
     loop {
-        let HeadPage { heads, stopped } =
+        let HeadPage { heads, scan_stopped_at: stopped } =
             store.page(&SessionQuery { cursor, ..query.clone() }, max_scan).await.unwrap();
         pages += 1;
         assert!(heads.len() <= query.limit && pages < 1000, "{query:?}");
@@ -91,10 +91,10 @@ pub async fn a_page_ends_at_its_scan_bound(Fixture { store, .. }: Fixture) {
     let order = store.heads(&all).await.unwrap();
     let none = SessionQuery { title: Some("no such title".to_owned()), ..all.clone() };
     let page = store.page(&none, 10).await.unwrap();
-    assert_eq!(page, HeadPage { heads: Vec::new(), stopped: Some(SessionCursor::of(&order[9])) });
+    assert_eq!(page, HeadPage { heads: Vec::new(), scan_stopped_at: Some(SessionCursor::of(&order[9])) });
     // A rare label is found through its index, independent of the scan position.
     let last = store.page(&SessionQuery { tags: tag("seventh"), ..all.clone() }, 10).await.unwrap();
-    assert_eq!((last.heads.len(), last.stopped), (8, None));
+    assert_eq!((last.heads.len(), last.scan_stopped_at), (8, None));
     assert_eq!(store.page(&SessionQuery { tags: tag("none"), ..all }, 1).await.unwrap(), HeadPage::default());
 }
 

@@ -24,7 +24,7 @@ pub async fn everything_of_a_session_is_purged(Fixture { store, .. }: Fixture) {
     store.purge(&log.key).await.unwrap();
     assert_eq!(store.head(&log.key).await.unwrap(), None);
     assert_eq!(read_all(&*store, &log.key).await, []);
-    assert_eq!(store.heads(&SessionQuery::new(OwnerFilter::Everyone, 9)).await.unwrap(), []);
+    assert_eq!(store.heads(&SessionQuery::new(OwnerFilter::AllTenants, 9)).await.unwrap(), []);
     let memory = session_namespace(&log.key, "memory");
     assert_eq!(store.items(&memory, None, 9).await.unwrap(), []);
     assert_eq!(store.get(&memory, "k", None).await.unwrap(), None);

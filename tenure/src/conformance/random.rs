@@ -120,7 +120,7 @@ fn query(rng: &mut Rng, heads: &[Head]) -> SessionQuery {
     let owner = match rng.below(10) {
         0..4 => OwnerFilter::User(tenant, User::new(rng.pick(&USERS)).unwrap()),
         4..8 => OwnerFilter::Tenant(tenant),
-        _ => OwnerFilter::Everyone,
+        _ => OwnerFilter::AllTenants,
     };
     let mut query = SessionQuery::new(owner, *rng.pick(&[0, 1, 3, 10, 1000, usize::MAX]));
     let sample = rng.pick(heads).clone();
@@ -156,10 +156,10 @@ fn query(rng: &mut Rng, heads: &[Head]) -> SessionQuery {
         query.parent = sample.parent.clone().map(|p| p.session);
     }
     if rng.once_in(6) {
-        query.hashes = vec![sample.mark.hash, VisibleHash([7; 16])];
+        query.hashes = vec![sample.digest.hash, VisibleHash([7; 16])];
     }
-    if rng.once_in(6) && matches!(query.whose, OwnerFilter::User(..)) {
-        query.matches = sample.mark.match_keys();
+    if rng.once_in(6) && matches!(query.owner, OwnerFilter::User(..)) {
+        query.matches = sample.digest.match_keys();
         query.matches.push(VisibleHash([9; 16]));
     }
     if rng.once_in(6) {

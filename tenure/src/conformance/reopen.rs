@@ -53,7 +53,7 @@ pub async fn everything_is_restored(fixture: Fixture) {
     assert_eq!(state(&*fixture.store, &namespaces, &blobs).await, before);
     let hits = fixture.store.search(&namespaces[2], "äpfel", 9).await.unwrap();
     assert_eq!(hits.into_iter().map(|h| h.item).collect::<Vec<_>>(), before.items[2][..1]);
-    let tagged = SessionQuery { tags: vec!["b\0c".to_owned()], ..SessionQuery::new(OwnerFilter::Everyone, 9) };
+    let tagged = SessionQuery { tags: vec!["b\0c".to_owned()], ..SessionQuery::new(OwnerFilter::AllTenants, 9) };
     assert_eq!(fixture.store.heads(&tagged).await.unwrap(), [logs[0].head()]);
     // Reopen again, this time without any writes in between.
     let fixture = fixture.reopen().await.expect("it was reopened before");

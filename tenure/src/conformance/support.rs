@@ -56,8 +56,8 @@ impl RandomLog {
     /// A fork of this session after record `seq`.
     pub fn fork(&self, id: &str, seq: Seq) -> Self {
         let inherited: Vec<_> = self.full_log().into_iter().filter(|r| r.seq <= seq).collect();
-        let digest = head_of(&self.key, &inherited).mark;
-        let parent = Some(Parent { session: self.key.session.clone(), seq, mark: digest });
+        let digest = head_of(&self.key, &inherited).digest;
+        let parent = Some(Parent { session: self.key.session.clone(), seq, digest });
         let entry = Entry::created(SessionCreated { parent, ..SessionCreated::default() });
         let records = vec![Record { seq: seq + 1, at: self.next_timestamp(), entry }];
         let key = SessionKey { session: SessionId::new(id).unwrap(), ..self.key.clone() };
@@ -227,7 +227,7 @@ pub struct StoreState {
 
 /// Takes a snapshot of all sessions, and of the given namespaces and blobs.
 pub async fn state(store: &dyn Store, namespaces: &[Namespace], blobs: &[Blob]) -> StoreState {
-    let mut heads = store.heads(&SessionQuery::new(OwnerFilter::Everyone, usize::MAX)).await.unwrap();
+    let mut heads = store.heads(&SessionQuery::new(OwnerFilter::AllTenants, usize::MAX)).await.unwrap();
     heads.sort_by_key(Head::key);
     let mut logs = Vec::new();
     let mut items = Vec::new();

@@ -21,14 +21,14 @@ use tokio::sync::Mutex;
 pub(crate) enum CacheState {
     /// Nothing is cached.
     #[default]
-    Cold,
+    Empty,
     /// Only the head is cached.
     Head(Box<Head>),
     /// The newest part of the session, enough for a run whose model is shown this window
     /// ([`crate::rules::partial`], D-014).
-    Tail(Arc<CachedSession>, Window),
+    Partial(Arc<CachedSession>, Window),
     /// The whole session. It is shared with concurrent readers: a write during a read works on a copy.
-    Whole(Arc<CachedSession>),
+    Full(Arc<CachedSession>),
 }
 
 /// A cached session with its memoized serialized forms. Every mutation clears them (D-013).
@@ -36,38 +36,40 @@ pub(crate) enum CacheState {
 pub(crate) struct CachedSession {
     /// The session, with blob references in place of media.
     pub session: Session,
-    /// The cached rendering of the session ([`crate::Tenure::text`]).
-    pub text: OnceLock<Arc<str>>,
+    /// The cached rendering of the session ([`crate::Tenure::render_cached`]).
+    pub rendering: OnceLock<Arc<str>>,
     /// The head as JSON.
-    pub card: OnceLock<String>,
+    pub head_json: OnceLock<String>,
 }
 
 impl CachedSession {
     /// A cached session without serialized forms.
     pub fn new(session: Session) -> Arc<Self> {
-        Arc::new(Self { session, text: OnceLock::new(), card: OnceLock::new() })
+        Arc::new(Self { session, rendering: OnceLock::new(), head_json: OnceLock::new() })
     }
 
     /// Mutable access to the session, which clears the serialized forms. All mutations go through
     /// this method.
-    pub fn change(&mut self) -> &mut Session {
-        (self.text, self.card) = Default::default();
+    pub fn session_mut(&mut self) -> &mut Session {
+        (self.rendering, self.head_json) = Default::default();
         &mut self.session
     }
 
     /// The cached rendering, if there is one.
-    pub fn text(&self) -> Option<Arc<str>> {
-        self.text.get().cloned()
+    pub fn rendering(&self) -> Option<Arc<str>> {
+        self.rendering.get().cloned()
     }
 
     /// Caches a rendering unless there is one already. Returns the cached rendering.
-    pub fn keep(&self, text: String) -> Arc<str> {
-        self.text.get_or_init(|| text.into()).clone()
+    pub fn cache_rendering(&self, text: String) -> Arc<str> {
+        self.rendering.get_or_init(|| text.into()).clone()
     }
 
     /// The size in bytes of the session and its serialized forms.
     pub fn weight(&self) -> usize {
-        self.session.weight() + self.text.get().map_or(0, |t| t.len()) + self.card.get().map_or(0, String::len)
+        self.session.weight()
+            + self.rendering.get().map_or(0, |t| t.len())
+            + self.head_json.get().map_or(0, String::len)
     }
 }
 
@@ -80,7 +82,7 @@ impl Deref for CachedSession {
 
 impl Clone for CachedSession {
     fn clone(&self) -> Self {
-        Self { session: self.session.clone(), text: OnceLock::new(), card: OnceLock::new() }
+        Self { session: self.session.clone(), rendering: OnceLock::new(), head_json: OnceLock::new() }
     }
 }
 
@@ -88,21 +90,21 @@ impl CacheState {
     /// The cached head, if there is one.
     pub fn head(&self) -> Option<&Head> {
         match self {
-            CacheState::Cold => None,
+            CacheState::Empty => None,
             CacheState::Head(head) => Some(head),
-            CacheState::Tail(session, _) | CacheState::Whole(session) => Some(session.head()),
+            CacheState::Partial(session, _) | CacheState::Full(session) => Some(session.head()),
         }
     }
 
     /// The cached head as JSON, for the non-blocking head check. `None` means that no head is
     /// cached. An empty string means that the head is cached without its JSON, so that the store
     /// returns the head itself.
-    pub fn card(&self) -> Option<&str> {
+    pub fn head_json(&self) -> Option<&str> {
         match self {
-            CacheState::Cold => None,
+            CacheState::Empty => None,
             CacheState::Head(_) => Some(""),
-            CacheState::Tail(session, _) | CacheState::Whole(session) => {
-                Some(session.card.get_or_init(|| session.head().to_json()))
+            CacheState::Partial(session, _) | CacheState::Full(session) => {
+                Some(session.head_json.get_or_init(|| session.head().to_json()))
             }
         }
     }
@@ -110,16 +112,16 @@ impl CacheState {
     /// The size in bytes that the cache accounts for this state.
     pub fn weight(&self) -> usize {
         match self {
-            CacheState::Tail(session, _) | CacheState::Whole(session) => session.weight(),
-            _ => CARD_BYTES,
+            CacheState::Partial(session, _) | CacheState::Full(session) => session.weight(),
+            _ => HEAD_WEIGHT,
         }
     }
 
     /// Mutable access to the folded session, in part or as a whole. `None` means that nothing is
     /// folded. Clears the serialized forms.
-    pub fn folded(&mut self) -> Option<&mut Session> {
+    pub fn session_mut(&mut self) -> Option<&mut Session> {
         match self {
-            CacheState::Tail(session, _) | CacheState::Whole(session) => Some(Arc::make_mut(session).change()),
+            CacheState::Partial(session, _) | CacheState::Full(session) => Some(Arc::make_mut(session).session_mut()),
             _ => None,
         }
     }
@@ -130,14 +132,14 @@ impl CacheState {
 pub(crate) struct CachedState {
     /// The cached state.
     pub state: CacheState,
-    /// The logical time ([`moment`]) of the last head check or commit: every write acknowledged
+    /// The logical time ([`next_generation`]) of the last head check or commit: every write acknowledged
     /// before it is included in `state`.
     pub as_of: u64,
 }
 
 /// The process-wide logical clock: each call returns a larger number. Wall clocks can stall or
 /// jump, so they are not used for ordering.
-pub(crate) fn moment() -> u64 {
+pub(crate) fn next_generation() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     LAST.fetch_add(1, Ordering::SeqCst) + 1
 }
@@ -147,7 +149,7 @@ pub(crate) fn moment() -> u64 {
 #[derive(Debug, Default)]
 pub(crate) struct CacheEntry {
     /// The cached state, locked during reads and writes.
-    pub known: Mutex<CachedState>,
+    pub cached: Mutex<CachedState>,
     /// The weight in bytes that was last reported to the cache.
     pub weight: AtomicUsize,
 }
@@ -157,7 +159,7 @@ pub(crate) struct CacheEntry {
 #[derive(Clone, Debug)]
 pub(crate) struct WeighedEntry {
     /// The cached session.
-    pub hot: Arc<CacheEntry>,
+    pub entry: Arc<CacheEntry>,
     /// The weight in bytes.
     pub weight: usize,
 }
@@ -176,10 +178,10 @@ impl Weighter<SessionKey, WeighedEntry> for SessionWeighter {
 pub(crate) type SessionCache = Cache<SessionKey, WeighedEntry, SessionWeighter>;
 
 /// The weight in bytes of a session of which only the head is cached: the head and its cache entry.
-pub(crate) const CARD_BYTES: usize = size_of::<Head>() + size_of::<CacheEntry>() + 1024;
+pub(crate) const HEAD_WEIGHT: usize = size_of::<Head>() + size_of::<CacheEntry>() + 1024;
 
 /// Creates a session cache that holds at most `bytes` bytes.
-pub(crate) fn hot_sessions(bytes: usize) -> SessionCache {
+pub(crate) fn new_session_cache(bytes: usize) -> SessionCache {
     // One shard: a session may be as large as the whole budget, and the lock is held for nanoseconds.
     let options = OptionsBuilder::new().shards(1).estimated_items_capacity(4096).weight_capacity(bytes as u64).build();
     let options = options.expect("every required cache option is set");

@@ -2,7 +2,7 @@
 //! read and write sessions.
 
 use crate::clock::Clock;
-use crate::engine::cache::{SessionCache, hot_sessions};
+use crate::engine::cache::{SessionCache, new_session_cache};
 use crate::engine::node::node_name;
 use crate::engine::observer::CommitObserver;
 use crate::engine::options::Options;
@@ -24,7 +24,7 @@ pub(crate) struct Engine {
     shared: Arc<EngineState>,
     /// The position at which the log of a session must end for an operation on it (`If-Match`).
     /// `None` means no condition (D-099).
-    pub expect: Option<Seq>,
+    pub if_match: Option<Seq>,
     /// The store behind a read scheduler, for reads that are not part of a turn. `None` means that
     /// this handle calls the store directly.
     scheduled: Option<Arc<dyn Store>>,
@@ -53,8 +53,8 @@ impl Engine {
         let Concurrency { reads, writes } = store.concurrency();
         let browsing = Scheduler::new(Bounds::of_browsing(reads, options.limits.max_waiting_reads));
         let store = match writes {
-            WriteCost::Apart => store,
-            WriteCost::AsReads => {
+            WriteCost::DedicatedWriter => store,
+            WriteCost::SharedWithReads => {
                 let scheduler = Scheduler::new(Bounds::of_turns(reads));
                 Arc::new(ScheduledStore { inner: store, scheduler, caller: ReadPurpose::Turns })
             }
@@ -65,13 +65,13 @@ impl Engine {
             watchers,
             store,
             browsing,
-            cache: hot_sessions(options.cache_bytes),
+            cache: new_session_cache(options.cache_bytes),
             assistants: Registry::default(),
             node: node_name(),
             usage: UsageCache::default(),
             options,
         };
-        Self { shared: Arc::new(shared), expect: None, scheduled: None }
+        Self { shared: Arc::new(shared), if_match: None, scheduled: None }
     }
 
     /// The store, behind the read scheduler if this handle is for browsing.
@@ -88,8 +88,8 @@ impl Engine {
     }
 
     /// A handle whose operations are rejected with a conflict unless the log of the session ends at `seq`.
-    pub fn expecting(&self, seq: Seq) -> Self {
-        Self { expect: Some(seq), ..self.clone() }
+    pub fn if_match(&self, seq: Seq) -> Self {
+        Self { if_match: Some(seq), ..self.clone() }
     }
 
     /// Waits until the principal may do work as large as a read that is not part of a turn. The
@@ -129,12 +129,12 @@ impl Engine {
     }
 
     /// The cached assistants.
-    pub fn assistants_known(&self) -> &Registry {
+    pub fn assistant_registry(&self) -> &Registry {
         &self.shared.assistants
     }
 
     /// The session cache.
-    pub fn hot_sessions(&self) -> &SessionCache {
+    pub fn session_cache(&self) -> &SessionCache {
         &self.shared.cache
     }
 

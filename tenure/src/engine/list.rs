@@ -21,10 +21,11 @@ impl Engine {
     /// sessions are omitted unless the query asks for them. The work of one page is bounded by
     /// `max_scan`: a page may be short or empty and still have a next one.
     pub async fn list(&self, principal: &Principal, mut query: SessionQuery) -> Result<SessionPage> {
-        self.know(&principal.tenant).await?;
-        self.narrow(principal, &mut query)?;
+        self.ensure_assistants_loaded(&principal.tenant).await?;
+        self.restrict_query(principal, &mut query)?;
         query.limit += 1;
-        let HeadPage { mut heads, stopped } = self.store().page(&query, self.limits().max_scan).await?;
+        let HeadPage { mut heads, scan_stopped_at: stopped } =
+            self.store().page(&query, self.limits().max_scan).await?;
         if query.offset > 0 && stopped.is_some() {
             let reason = "`offset` would skip more sessions than one request may scan (`max_scan`); omit it and use `cursor` to get the next page";
             return Err(Error::invalid("offset", reason));
@@ -39,8 +40,8 @@ impl Engine {
 
     /// Restricts a query to the sessions that the principal may see, and to live sessions unless it
     /// asks for others. Checks `max_offset` and `max_page`.
-    pub fn narrow(&self, principal: &Principal, query: &mut SessionQuery) -> Result<()> {
-        query.whose = match (principal.reach, &query.whose) {
+    pub fn restrict_query(&self, principal: &Principal, query: &mut SessionQuery) -> Result<()> {
+        query.owner = match (principal.scope, &query.owner) {
             (AccessScope::Own, _) => OwnerFilter::User(principal.tenant.clone(), principal.user.clone()),
             (AccessScope::Tenant, OwnerFilter::User(_, user)) => {
                 OwnerFilter::User(principal.tenant.clone(), user.clone())
@@ -58,7 +59,7 @@ impl Engine {
         let max = self.limits().max_page;
         if query.limit > max {
             let description = format!("a page size of {}", query.limit);
-            return Err(Error::TooLarge { what: description, limit: "max_page", max: max as u64 });
+            return Err(Error::TooLarge { subject: description, limit: "max_page", max: max as u64 });
         }
         Ok(())
     }

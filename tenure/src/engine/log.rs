@@ -19,9 +19,9 @@ pub(crate) const MIN_PARTIAL_RECORDS: u64 = 64;
 impl Engine {
     /// Loads the newest part of a long session (D-014). Returns `None` if a run needs more than
     /// half of the log, or if the size of the needed part cannot be estimated.
-    pub(crate) async fn newest(&self, head: &Head, window: &Window) -> Result<Option<Session>> {
-        let Some(prefix) = &head.front else { return Ok(None) };
-        let records_per_turn = head.seq.div_ceil(head.mark.turns.max(1) as u64);
+    pub(crate) async fn load_partial(&self, head: &Head, window: &Window) -> Result<Option<Session>> {
+        let Some(prefix) = &head.prompt_prefix else { return Ok(None) };
+        let records_per_turn = head.seq.div_ceil(head.digest.turns.max(1) as u64);
         let by_turns = window.max_turns.map(|turns| records_per_turn.saturating_mul((turns as u64).saturating_add(3)));
         let by_tokens = window.max_tokens.map(|_| MIN_PARTIAL_RECORDS);
         let by_summary = prefix.summary.map(|(_, upto)| head.seq.saturating_sub(upto) + 2 * records_per_turn);
@@ -36,10 +36,10 @@ impl Engine {
             since = from;
             newest = more;
             let mut before = Vec::new();
-            for (first, last) in prefix.places(since) {
+            for (first, last) in prefix.ranges_before(since) {
                 before.extend(self.read_range(head, first - 1, last).await?.concat());
             }
-            if let Some(session) = Session::tail(head.clone(), &before, &newest, window) {
+            if let Some(session) = Session::fold_partial(head.clone(), &before, &newest, window) {
                 return Ok(Some(session));
             }
             size *= 2;

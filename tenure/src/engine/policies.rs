@@ -1,7 +1,7 @@
 //! Policy lookup: a session has the policy of its assistant, or the default policy.
 
 use crate::engine::core::Engine;
-use crate::engine::registry::{TenantAssistants, shelf};
+use crate::engine::registry::{TenantAssistants, assistants_namespace};
 use crate::types::assistant::Assistant;
 use crate::types::error::{Error, Result};
 use crate::types::id::{Principal, Tenant};
@@ -13,14 +13,14 @@ use std::time::Duration;
 impl Engine {
     /// Finds an assistant by its name. Declared assistants take precedence over the tenant's own.
     pub async fn assistant(&self, principal: &Principal, name: &str) -> Result<Option<Arc<Assistant>>> {
-        self.know(&principal.tenant).await?;
-        Ok(self.assistants_known().find(&principal.tenant, name))
+        self.ensure_assistants_loaded(&principal.tenant).await?;
+        Ok(self.assistant_registry().find(&principal.tenant, name))
     }
 
     /// Lists all assistants by name: the declared ones and the tenant's own, read from the store.
     pub async fn assistants(&self, principal: &Principal) -> Result<Vec<Arc<Assistant>>> {
         self.read_assistants(&principal.tenant).await?;
-        let registry = self.assistants_known();
+        let registry = self.assistant_registry();
         let own = registry.own.read().unwrap_or_else(|e| e.into_inner());
         let mut all = own.get(&principal.tenant).map(|o| o.by_name.clone()).unwrap_or_default();
         all.extend(registry.declared.read().unwrap_or_else(|e| e.into_inner()).clone());
@@ -31,14 +31,14 @@ impl Engine {
     /// are only considered once they have been read from the store.
     pub fn policy(&self, tenant: &Tenant, assistant: Option<&str>) -> Policy {
         let default = self.default_policy();
-        let assistant = assistant.and_then(|name| self.assistants_known().find(tenant, name));
+        let assistant = assistant.and_then(|name| self.assistant_registry().find(tenant, name));
         assistant.map_or_else(|| default.clone(), |a| a.policy(default))
     }
 
     /// The shortest time to live of any session, as far as assistants are cached. It determines how
     /// often a sweep is useful.
     pub fn shortest_ttl(&self) -> Option<Duration> {
-        let registry = self.assistants_known();
+        let registry = self.assistant_registry();
         let declared = registry.declared.read().unwrap_or_else(|e| e.into_inner());
         let own = registry.own.read().unwrap_or_else(|e| e.into_inner());
         let all = declared.values().chain(own.values().flat_map(|o| o.by_name.values()));
@@ -48,8 +48,8 @@ impl Engine {
 
     /// Ensures that the cached assistants of a tenant are fresh. Every operation whose result
     /// depends on a policy calls it first (D-056).
-    pub(crate) async fn know(&self, tenant: &Tenant) -> Result<()> {
-        if self.assistants_known().is_fresh(tenant, self.now()) {
+    pub(crate) async fn ensure_assistants_loaded(&self, tenant: &Tenant) -> Result<()> {
+        if self.assistant_registry().is_fresh(tenant, self.now()) {
             return Ok(());
         }
         self.read_assistants(tenant).await
@@ -57,7 +57,7 @@ impl Engine {
 
     /// Reads the assistants of a tenant from the store into the cache.
     pub async fn read_assistants(&self, tenant: &Tenant) -> Result<()> {
-        let namespace = shelf(tenant);
+        let namespace = assistants_namespace(tenant);
         let read_at = self.now();
         let mut by_name = BTreeMap::new();
         let mut after = None::<String>;
@@ -71,7 +71,7 @@ impl Engine {
                 by_name.insert(item.key.clone(), Arc::new(assistant));
             }
         }
-        let mut own = self.assistants_known().own.write().unwrap_or_else(|e| e.into_inner());
+        let mut own = self.assistant_registry().own.write().unwrap_or_else(|e| e.into_inner());
         own.insert(tenant.clone(), TenantAssistants { read_at, by_name });
         Ok(())
     }

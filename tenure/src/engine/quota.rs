@@ -2,7 +2,7 @@
 //!
 //! Usage is the sum over the heads of the sessions, updated incrementally in the cache, so that a
 //! check usually reads nothing. Writes and deletions by other nodes are seen with the next sum: a
-//! quota may be exceeded by what they write within [`FRESH`] (D-105).
+//! quota may be exceeded by what they write within [`MAX_SUM_AGE`] (D-105).
 
 use crate::types::entry::Entry;
 use crate::types::error::{Error, Result};
@@ -14,9 +14,9 @@ use std::sync::Arc;
 use tokio::sync::Mutex;
 
 /// The time for which a cached sum is used.
-pub(crate) const FRESH: SignedDuration = SignedDuration::from_secs(60);
+pub(crate) const MAX_SUM_AGE: SignedDuration = SignedDuration::from_secs(60);
 /// The maximum age of a sum by which a request is refused: recent deletions must be taken into account.
-pub(crate) const FRESH_REFUSAL: SignedDuration = SignedDuration::from_secs(5);
+pub(crate) const MAX_SUM_AGE_FOR_REFUSAL: SignedDuration = SignedDuration::from_secs(5);
 /// The maximum number of users and tenants whose sums are cached.
 pub(crate) const MAX_CACHED: usize = 10_000;
 /// The number of heads that are read in one page.
@@ -70,7 +70,7 @@ impl Quota {
                 && more > 0
                 && total > max
             {
-                return Err(Error::QuotaExceeded { whose: owner, what: unit, limit, max, used: total - more });
+                return Err(Error::QuotaExceeded { owner, resource: unit, limit, max, used: total - more });
             }
         }
         Ok(())

@@ -3,9 +3,11 @@
 #[cfg(test)]
 mod tests;
 
-use crate::engine::cache::{CARD_BYTES, CacheEntry, CacheState, CachedSession, CachedState, WeighedEntry, moment};
+use crate::engine::cache::{
+    CacheEntry, CacheState, CachedSession, CachedState, HEAD_WEIGHT, WeighedEntry, next_generation,
+};
 use crate::engine::core::Engine;
-use crate::engine::draft::Depth;
+use crate::engine::pending_commit::Depth;
 use crate::rules::session::Session;
 use crate::store::contract::HeadCheck;
 use crate::types::entry::{Entry, Record};
@@ -23,22 +25,22 @@ use tokio::sync::MutexGuard;
 
 impl Engine {
     /// The cache entry of a session, created if there is none.
-    pub fn hot(&self, key: &SessionKey) -> Arc<CacheEntry> {
-        let empty = || Ok::<_, std::convert::Infallible>(WeighedEntry { hot: Arc::default(), weight: CARD_BYTES });
-        match self.hot_sessions().get_or_insert_with(key, empty) {
-            Ok(slot) => slot.hot,
+    pub fn cache_entry(&self, key: &SessionKey) -> Arc<CacheEntry> {
+        let empty = || Ok::<_, std::convert::Infallible>(WeighedEntry { entry: Arc::default(), weight: HEAD_WEIGHT });
+        match self.session_cache().get_or_insert_with(key, empty) {
+            Ok(slot) => slot.entry,
             Err(never) => match never {},
         }
     }
 
     /// Updates the weight of a cached session after a rendering was cached with it.
-    pub(crate) fn weigh(&self, key: &SessionKey, session: &CachedSession) {
-        self.reweigh(key, &self.hot(key), session.weight());
+    pub(crate) fn update_weight(&self, key: &SessionKey, session: &CachedSession) {
+        self.update_entry_weight(key, &self.cache_entry(key), session.weight());
     }
 
     /// Evicts a session from the cache.
-    pub(crate) fn forget(&self, key: &SessionKey) {
-        self.hot_sessions().remove(key);
+    pub(crate) fn evict(&self, key: &SessionKey) {
+        self.session_cache().remove(key);
     }
 
     /// Reads a session as it is in the store now, loaded as far as `need` says. Another user's
@@ -51,35 +53,35 @@ impl Engine {
         f: impl FnOnce(&CacheState) -> Result<R>,
     ) -> Result<R> {
         let key = principal.key(id);
-        let arrived = moment();
-        let entry = self.hot(&key);
+        let arrived = next_generation();
+        let entry = self.cache_entry(&key);
         // Concurrently: both may have to query the store.
         let (assistants, cached) =
-            tokio::join!(self.know(&key.tenant), self.lock_refreshed(&key, &entry, need, arrived));
+            tokio::join!(self.ensure_assistants_loaded(&key.tenant), self.lock_refreshed(&key, &entry, need, arrived));
         assistants?;
         let mut cached = cached?;
         admit(principal, id, &cached.state)?;
-        self.warm_current(&key, &mut cached, need).await?;
+        self.load_current(&key, &mut cached, need).await?;
         admit(principal, id, &cached.state)?;
         let answer = f(&cached.state);
-        self.reweigh(&key, &entry, cached.state.weight());
+        self.update_entry_weight(&key, &entry, cached.state.weight());
         answer
     }
 
     /// Reads a session from the cache, possibly stale: it includes everything that this process
     /// wrote, but perhaps not what other processes wrote since. For callers that hold the session's
     /// lease, whose next commit would detect a concurrent write (D-055).
-    pub(crate) async fn read_known<R>(
+    pub(crate) async fn read_cached<R>(
         &self,
         principal: &Principal,
         id: &SessionId,
         need: Depth,
         f: impl FnOnce(&CacheState) -> Result<R>,
     ) -> Result<R> {
-        let entry = self.hot(&principal.key(id));
-        let cached = entry.known.lock().await;
+        let entry = self.cache_entry(&principal.key(id));
+        let cached = entry.cached.lock().await;
         if self.suffices(&cached.state, need) {
-            self.count_found(&cached.state, need);
+            self.count_cache_lookup(&cached.state, need);
             admit(principal, id, &cached.state)?;
             return f(&cached.state);
         }
@@ -96,29 +98,34 @@ impl Engine {
         need: Depth,
         arrived: u64,
     ) -> Result<MutexGuard<'a, CachedState>> {
-        let mut cached = entry.known.lock().await;
-        self.count_found(&cached.state, need);
+        let mut cached = entry.cached.lock().await;
+        self.count_cache_lookup(&cached.state, need);
         if cached.as_of <= arrived || cached.state.head().is_none() {
-            self.catch_up(key, &mut cached).await?;
+            self.refresh(key, &mut cached).await?;
         }
         Ok(cached)
     }
 
     /// Refreshes the cached state from the store: the head, and the records that were appended since.
-    pub async fn catch_up(&self, key: &SessionKey, cached: &mut CachedState) -> Result<()> {
-        let generation = moment();
+    pub async fn refresh(&self, key: &SessionKey, cached: &mut CachedState) -> Result<()> {
+        let generation = next_generation();
         // A session in use is also cached in the store, so this check needs no other thread to wake up.
-        let head = match cached.state.card().and_then(|head_json| self.store().glance(key, head_json)).transpose()? {
-            Some(HeadCheck::Same) => {
+        let head = match cached
+            .state
+            .head_json()
+            .and_then(|head_json| self.store().head_if_changed(key, head_json))
+            .transpose()?
+        {
+            Some(HeadCheck::Unchanged) => {
                 cached.as_of = generation;
                 return Ok(());
             }
-            Some(HeadCheck::Now(head)) => head.map(|head| *head),
+            Some(HeadCheck::Current(head)) => head.map(|head| *head),
             None => self.store().head(key).await?,
         };
         let Some(head) = head else {
-            cached.state = CacheState::Cold;
-            self.forget(key);
+            cached.state = CacheState::Empty;
+            self.evict(key);
             return Err(Error::NotFound { session_id: key.session.clone() });
         };
         cached.state = self.apply_newer(std::mem::take(&mut cached.state), head).await?;
@@ -128,12 +135,12 @@ impl Engine {
 
     /// Loads as much of a session as a step must see. If another node purged the session and
     /// created it again during the read, the read is retried (at most [`MAX_LOAD_RETRIES`] times).
-    pub async fn warm_current(&self, key: &SessionKey, cached: &mut CachedState, need: Depth) -> Result<()> {
+    pub async fn load_current(&self, key: &SessionKey, cached: &mut CachedState, need: Depth) -> Result<()> {
         for _ in 0..MAX_LOAD_RETRIES {
             match self.load_to_depth(key, &mut cached.state, need).await {
                 Err(Error::Conflict { .. }) => {
-                    cached.state = CacheState::Cold;
-                    self.catch_up(key, cached).await?;
+                    cached.state = CacheState::Empty;
+                    self.refresh(key, cached).await?;
                 }
                 other => return other,
             }
@@ -146,7 +153,7 @@ impl Engine {
     /// detects whether the cached records are in the store at all: a database that lost its last
     /// commits may have grown to the same length, or beyond it, with other records (D-007).
     pub async fn apply_newer(&self, mut state: CacheState, head: Head) -> Result<CacheState> {
-        let (CacheState::Tail(cached, _) | CacheState::Whole(cached)) = &state else {
+        let (CacheState::Partial(cached, _) | CacheState::Full(cached)) = &state else {
             return Ok(CacheState::Head(Box::new(head)));
         };
         // Only records of the session's own log may be missing, not records of an ancestor.
@@ -169,19 +176,19 @@ impl Engine {
         } else {
             Vec::new()
         };
-        let hash = cached.log.map(|log| pages.iter().flatten().fold(log, |log, record| log.then(record)));
-        if hash != head.log {
+        let hash = cached.log_hash.map(|log| pages.iter().flatten().fold(log, |log, record| log.then(record)));
+        if hash != head.log_hash {
             tracing::warn!(session_id = %head.info.session_id, known = cached.seq, stored = head.seq,
                 "the log in the store differs from the cached one; the session was reloaded");
             return Ok(CacheState::Head(Box::new(head)));
         }
         // These entries refer to records that may not be in the partial session.
         let reaches_back = |r: &Record| matches!(r.entry, Entry::Rewound(_) | Entry::Compacted { .. });
-        if matches!(state, CacheState::Tail(..)) && pages.iter().flatten().any(reaches_back) {
+        if matches!(state, CacheState::Partial(..)) && pages.iter().flatten().any(reaches_back) {
             return Ok(CacheState::Head(Box::new(head)));
         }
-        if let Some(session) = state.folded() {
-            pages.into_iter().flatten().for_each(|record| session.take_in(record));
+        if let Some(session) = state.session_mut() {
+            pages.into_iter().flatten().for_each(|record| session.fold_record(record));
             session.set_head(head);
         }
         Ok(state)
@@ -190,9 +197,9 @@ impl Engine {
     /// Returns true if the cached state covers `need`.
     pub fn suffices(&self, state: &CacheState, need: Depth) -> bool {
         match (need, state) {
-            (_, CacheState::Cold) => false,
-            (Depth::Head, _) | (_, CacheState::Whole(_)) => true,
-            (Depth::Run, CacheState::Tail(session, window)) => *window == self.window(session.head()),
+            (_, CacheState::Empty) => false,
+            (Depth::Head, _) | (_, CacheState::Full(_)) => true,
+            (Depth::Run, CacheState::Partial(session, window)) => *window == self.window(session.head()),
             _ => false,
         }
     }
@@ -210,42 +217,42 @@ impl Engine {
         let head = state.head().cloned().ok_or_else(|| Error::NotFound { session_id: key.session.clone() })?;
         let window = self.window(&head);
         // If the newest part cannot be read, neither can the whole log, whose error is reported.
-        let tail = if need == Depth::Run { self.newest(&head, &window).await.ok().flatten() } else { None };
+        let tail = if need == Depth::Run { self.load_partial(&head, &window).await.ok().flatten() } else { None };
         *state = match tail {
-            Some(session) => CacheState::Tail(CachedSession::new(session), window),
-            None => CacheState::Whole(CachedSession::new(self.fold(head).await?)),
+            Some(session) => CacheState::Partial(CachedSession::new(session), window),
+            None => CacheState::Full(CachedSession::new(self.fold(head).await?)),
         };
         Ok(())
     }
 
     /// Counts a cache hit or miss for `need`.
-    pub fn count_found(&self, state: &CacheState, need: Depth) {
+    pub fn count_cache_lookup(&self, state: &CacheState, need: Depth) {
         let outcome = if self.suffices(state, need) { "hit" } else { "miss" };
         metrics::counter!("tenure_hot_sessions_total", "found" => outcome).increment(1);
     }
 
     /// Updates the weight of a session in the cache when it grew by more than an eighth or shrank
     /// to less than half.
-    pub fn reweigh(&self, key: &SessionKey, entry: &Arc<CacheEntry>, weight: usize) {
+    pub fn update_entry_weight(&self, key: &SessionKey, entry: &Arc<CacheEntry>, weight: usize) {
         let reported = entry.weight.load(Ordering::Relaxed);
         if weight > reported + reported / 8 || weight < reported / 2 {
             entry.weight.store(weight, Ordering::Relaxed);
-            self.hot_sessions().insert(key.clone(), WeighedEntry { hot: entry.clone(), weight });
+            self.session_cache().insert(key.clone(), WeighedEntry { entry: entry.clone(), weight });
         }
     }
 
     /// Clones the whole session from a state. It is an error if only a part is loaded.
-    pub fn whole(&self, state: &CacheState) -> Result<Session> {
+    pub fn full_session(&self, state: &CacheState) -> Result<Session> {
         match state {
-            CacheState::Whole(session) => Ok(Session::clone(session)),
+            CacheState::Full(session) => Ok(Session::clone(session)),
             _ => Err(Error::unavailable("the session was not loaded")),
         }
     }
 
     /// Borrows the whole session from a state. It is an error if only a part is loaded.
-    pub(crate) fn whole_ref<'a>(&self, state: &'a CacheState, id: &SessionId) -> Result<&'a Session> {
+    pub(crate) fn full_session_ref<'a>(&self, state: &'a CacheState, id: &SessionId) -> Result<&'a Session> {
         match state {
-            CacheState::Whole(session) => Ok(session),
+            CacheState::Full(session) => Ok(session),
             _ => Err(Error::NotFound { session_id: id.clone() }),
         }
     }
@@ -253,8 +260,8 @@ impl Engine {
     /// Borrows a session that is loaded at least as far as a run needs it.
     pub(crate) fn run_ref<'a>(&self, state: &'a CacheState, id: &SessionId) -> Result<&'a Session> {
         match state {
-            CacheState::Tail(session, _) => Ok(session),
-            other => self.whole_ref(other, id),
+            CacheState::Partial(session, _) => Ok(session),
+            other => self.full_session_ref(other, id),
         }
     }
 
@@ -263,7 +270,7 @@ impl Engine {
     pub async fn head(&self, principal: &Principal, id: &SessionId) -> Result<Head> {
         let head = self.store().head(&principal.key(id)).await?;
         match head {
-            Some(head) if principal.reach == AccessScope::Tenant || head.user == principal.user => Ok(head),
+            Some(head) if principal.scope == AccessScope::Tenant || head.user == principal.user => Ok(head),
             _ => Err(Error::NotFound { session_id: id.clone() }),
         }
     }
@@ -271,7 +278,7 @@ impl Engine {
     /// Replaces blob references by the media, in all messages.
     pub(crate) async fn attach(&self, mut session: Session) -> Result<Session> {
         let tenant = session.tenant.clone();
-        for stored in session.messages.iter_mut().filter(|m| !m.message.cuts().is_empty()) {
+        for stored in session.messages.iter_mut().filter(|m| !m.message.blob_refs().is_empty()) {
             stored.message = self.attach_message(&tenant, &stored.message).await?;
         }
         Ok(session)
@@ -280,7 +287,7 @@ impl Engine {
     /// Replaces blob references by the media, in one message.
     pub(crate) async fn attach_message(&self, tenant: &crate::types::id::Tenant, message: &Message) -> Result<Message> {
         let mut blobs = HashMap::new();
-        for blob_ref in message.cuts() {
+        for blob_ref in message.blob_refs() {
             if let Some(bytes) = self.store().blob(tenant, &blob_ref.id).await? {
                 blobs.insert(blob_ref.id, bytes);
             }
@@ -290,8 +297,8 @@ impl Engine {
 
     /// Reads the head of a session that is active or paused. An expired or deleted session is
     /// [`crate::Error::Gone`].
-    pub async fn live(&self, principal: &Principal, id: &SessionId) -> Result<Head> {
-        self.know(&principal.tenant).await?;
+    pub async fn get_live_head(&self, principal: &Principal, id: &SessionId) -> Result<Head> {
+        self.ensure_assistants_loaded(&principal.tenant).await?;
         let head = self.head(principal, id).await?;
         self.check_live(&head)?;
         Ok(head)
@@ -299,9 +306,9 @@ impl Engine {
 
     /// Returns a shared reference to the current session, with blob references in place of media.
     /// Holding it does not block writers.
-    pub(crate) async fn shared(&self, principal: &Principal, id: &SessionId) -> Result<Arc<CachedSession>> {
+    pub(crate) async fn shared_session(&self, principal: &Principal, id: &SessionId) -> Result<Arc<CachedSession>> {
         self.read(principal, id, Depth::Session, |state| match state {
-            CacheState::Whole(session) => self.check_live(session).map(|()| session.clone()),
+            CacheState::Full(session) => self.check_live(session).map(|()| session.clone()),
             _ => Err(Error::NotFound { session_id: id.clone() }),
         })
         .await
@@ -317,7 +324,7 @@ pub(crate) fn admit(principal: &Principal, id: &SessionId, state: &CacheState) -
     match state.head() {
         Some(head)
             if head.tenant == principal.tenant
-                && (principal.reach == AccessScope::Tenant || head.user == principal.user) =>
+                && (principal.scope == AccessScope::Tenant || head.user == principal.user) =>
         {
             Ok(())
         }

@@ -103,7 +103,7 @@ impl Scheduler {
             if queue.waiting.len() >= self.bounds.waiting {
                 let description = format!("the number of waiting reads of user {}", principal.user);
                 return Err(Error::TooLarge {
-                    what: description,
+                    subject: description,
                     limit: "max_waiting_reads",
                     max: self.bounds.waiting as u64,
                 });

@@ -54,6 +54,6 @@ impl Registry {
 }
 
 /// The namespace of a tenant's own assistants.
-pub(crate) fn shelf(tenant: &Tenant) -> Namespace {
+pub(crate) fn assistants_namespace(tenant: &Tenant) -> Namespace {
     Namespace { tenant: tenant.clone(), owner: Owner::Tenant, name: ASSISTANTS.to_owned() }
 }

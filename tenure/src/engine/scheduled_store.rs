@@ -57,13 +57,13 @@ impl ScheduledStore {
         match owner_filter {
             OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant) => Ok(Some(self.read(tenant).await?)),
             // Only the sweep and the takeover of runs query all tenants. They are not scheduled.
-            OwnerFilter::Everyone => Ok(None),
+            OwnerFilter::AllTenants => Ok(None),
         }
     }
 }
 
 fn tenant_principal(tenant: &Tenant) -> Principal {
-    Principal { tenant: tenant.clone(), user: User::default(), reach: AccessScope::Own, quota: None }
+    Principal { tenant: tenant.clone(), user: User::default(), scope: AccessScope::Own, quota: None }
 }
 
 #[async_trait]
@@ -79,16 +79,16 @@ impl Store for ScheduledStore {
     }
 
     // Not scheduled: it never blocks.
-    fn glance(&self, key: &SessionKey, cached_json: &str) -> Option<Result<HeadCheck>> {
-        self.inner.glance(key, cached_json)
+    fn head_if_changed(&self, key: &SessionKey, cached_json: &str) -> Option<Result<HeadCheck>> {
+        self.inner.head_if_changed(key, cached_json)
     }
 
-    fn tell(&self, key: &SessionKey) {
-        self.inner.tell(key);
+    fn notify(&self, key: &SessionKey) {
+        self.inner.notify(key);
     }
 
-    fn hear(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
-        self.inner.hear()
+    fn subscribe(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
+        self.inner.subscribe()
     }
 
     fn concurrency(&self) -> Concurrency {
@@ -96,12 +96,12 @@ impl Store for ScheduledStore {
     }
 
     async fn heads(&self, query: &SessionQuery) -> Result<Vec<Head>> {
-        let _permit = self.read_filtered(&query.whose).await?;
+        let _permit = self.read_filtered(&query.owner).await?;
         self.inner.heads(query).await
     }
 
     async fn page(&self, query: &SessionQuery, max_scan: usize) -> Result<HeadPage> {
-        let _permit = self.read_filtered(&query.whose).await?;
+        let _permit = self.read_filtered(&query.owner).await?;
         self.inner.page(query, max_scan).await
     }
 
@@ -153,13 +153,13 @@ impl Store for ScheduledStore {
         self.inner.expire(now, limit).await
     }
 
-    async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
+    async fn delete_owner(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
         let _permit = self.write(tenant).await?;
-        self.inner.clear(tenant, owner).await
+        self.inner.delete_owner(tenant, owner).await
     }
 
-    async fn wipe(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
-        self.inner.wipe(tenant, owner).await
+    async fn scrub(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
+        self.inner.scrub(tenant, owner).await
     }
 
     async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>> {

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 impl Engine {
     /// Checks `If-Match` for a session that does not exist: any expected log end is a conflict.
     pub(crate) fn check_expected_none(&self, id: &SessionId) -> Result<()> {
-        match self.expect {
+        match self.if_match {
             Some(expected) => Err(Error::Conflict { session_id: id.clone(), expected }),
             None => Ok(()),
         }
@@ -21,7 +21,7 @@ impl Engine {
 
     /// Checks `If-Match`: the log must end at the expected position, if one is given.
     pub(crate) fn check_expected(&self, head: &Head) -> Result<()> {
-        match self.expect {
+        match self.if_match {
             Some(expected) if expected != head.seq => {
                 Err(Error::Conflict { session_id: head.info.session_id.clone(), expected })
             }
@@ -93,7 +93,7 @@ impl Engine {
         let max = self.limits().max_info_bytes;
         if bytes > max {
             return Err(Error::TooLarge {
-                what: "title, tags and metadata".into(),
+                subject: "title, tags and metadata".into(),
                 limit: "max_info_bytes",
                 max: max as u64,
             });

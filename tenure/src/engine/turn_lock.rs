@@ -68,7 +68,7 @@ pub(crate) struct TurnGuard {
 #[derive(Debug)]
 pub(crate) enum Admission {
     /// The lock is held.
-    Pass(TurnGuard),
+    Admitted(TurnGuard),
     /// The session is busy; the request shall run in a fork after this number of messages.
     Branch(usize),
 }
@@ -110,13 +110,13 @@ impl TurnLocks {
     }
 
     /// Acquires the turn lock of a session. At most `max` requests wait.
-    pub async fn enter(&self, key: &SessionKey, busy: OnBusy, max: usize) -> Result<Admission> {
-        self.enter_telling(key, busy, max, || ()).await
+    pub async fn acquire(&self, key: &SessionKey, busy: OnBusy, max: usize) -> Result<Admission> {
+        self.acquire_with_callback(key, busy, max, || ()).await
     }
 
-    /// Like [`TurnLocks::enter`], and calls `queued` if the caller has to wait. `queued` is called
+    /// Like [`TurnLocks::acquire`], and calls `queued` if the caller has to wait. `queued` is called
     /// while the locks are held, so it must not block.
-    pub async fn enter_telling(
+    pub async fn acquire_with_callback(
         &self,
         key: &SessionKey,
         busy: OnBusy,
@@ -142,7 +142,7 @@ impl TurnLocks {
                 }
                 if lock.requests > max {
                     let description = format!("the queue of requests waiting for session {}", key.session);
-                    return Err(Error::TooLarge { what: description, limit: "max_queue", max: max as u64 });
+                    return Err(Error::TooLarge { subject: description, limit: "max_queue", max: max as u64 });
                 }
             }
             lock.requests += 1;
@@ -159,14 +159,14 @@ impl TurnLocks {
             lock.run = None;
             lock.stop.send_replace(None);
         }
-        Ok(Admission::Pass(TurnGuard { locks: self.clone(), key: key.clone(), stop, has_waited, _turn: permit }))
+        Ok(Admission::Admitted(TurnGuard { locks: self.clone(), key: key.clone(), stop, has_waited, _turn: permit }))
     }
 }
 
 impl TurnGuard {
     /// Records the number of messages before this turn, for requests that branch off, and the run
     /// of the turn.
-    pub fn began(&self, messages_before: usize, run: &RunId) {
+    pub fn record_turn_start(&self, messages_before: usize, run: &RunId) {
         if let Some(lock) = self.locks.lock().get_mut(&self.key) {
             lock.messages_before = Some(messages_before);
             lock.run = Some(run.clone());
@@ -174,7 +174,7 @@ impl TurnGuard {
     }
 
     /// Records the run that this turn continues.
-    pub fn works_on(&self, run: &RunId) {
+    pub fn record_run(&self, run: &RunId) {
         if let Some(lock) = self.locks.lock().get_mut(&self.key) {
             lock.run = Some(run.clone());
         }

@@ -1,7 +1,7 @@
 //! Computes the stored amount of a principal, and enforces its quota.
 
 use crate::engine::core::Engine;
-use crate::engine::quota::{CachedUsage, FRESH, FRESH_REFUSAL, PAGE, Usage, stored_bytes};
+use crate::engine::quota::{CachedUsage, MAX_SUM_AGE, MAX_SUM_AGE_FOR_REFUSAL, PAGE, Usage, stored_bytes};
 use crate::store::query::{OwnerFilter, SessionCursor, SessionQuery};
 use crate::types::entry::Record;
 use crate::types::error::Result;
@@ -48,7 +48,7 @@ impl Engine {
         let Some(quota) = principal.quota else { return Ok(()) };
         let sum = self.cached_sum(principal, quota.scope);
         let mut sum = sum.lock().await;
-        for max_age in [FRESH, FRESH_REFUSAL] {
+        for max_age in [MAX_SUM_AGE, MAX_SUM_AGE_FOR_REFUSAL] {
             let now = self.now();
             let current = match &mut *sum {
                 Some(current) if now.duration_since(current.at).abs() < max_age => current,
@@ -63,7 +63,7 @@ impl Engine {
                 current.usage = total;
                 return Ok(());
             }
-            if max_age == FRESH_REFUSAL {
+            if max_age == MAX_SUM_AGE_FOR_REFUSAL {
                 return refused;
             }
         }
@@ -71,7 +71,7 @@ impl Engine {
     }
 
     /// Adds data to the usage that is stored even if it exceeds the quota.
-    pub(crate) async fn count(&self, principal: &Principal, more: Usage) {
+    pub(crate) async fn add_usage(&self, principal: &Principal, more: Usage) {
         let Some(quota) = principal.quota else { return };
         if let Some(sum) = &mut *self.cached_sum(principal, quota.scope).lock().await {
             sum.usage.sessions += more.sessions;

@@ -3,7 +3,7 @@
 
 use crate::store::item::Namespace;
 use crate::types::memory::MemoryRecord;
-use crate::types::vector::{Vector, small};
+use crate::types::vector::{Vector, quantize};
 use jiff::Timestamp;
 use quick_cache::sync::Cache;
 use quick_cache::{OptionsBuilder, Weighter};
@@ -44,11 +44,11 @@ pub(crate) struct VectorIndex {
     /// The quantized components of all vectors, one after the other.
     pub numbers: Vec<i8>,
     /// The keys of memories without a vector of this model.
-    pub bare: HashSet<String>,
+    pub without_vector: HashSet<String>,
     /// The change notes that were applied, with the times at which they were created.
-    pub seen: HashMap<String, Timestamp>,
+    pub applied_notes: HashMap<String, Timestamp>,
     /// The time of the last check for changes. `None` means that the index has not been loaded.
-    pub looked: Option<Timestamp>,
+    pub checked_at: Option<Timestamp>,
 }
 
 impl VectorIndex {
@@ -70,13 +70,13 @@ impl VectorIndex {
                 self.signs.extend(signs(&numbers));
                 self.numbers.extend(numbers);
             }
-            None => drop(self.bare.insert(key.to_owned())),
+            None => drop(self.without_vector.insert(key.to_owned())),
         }
     }
 
     /// Removes the vector of a memory.
     pub fn remove_vector(&mut self, key: &str) {
-        self.bare.remove(key);
+        self.without_vector.remove(key);
         let Some(position) = self.positions.remove(key) else { return };
         // The last vector moves to the free position.
         let last = self.keys.len() - 1;
@@ -95,7 +95,7 @@ impl VectorIndex {
     /// The memories that are most similar to the question, best first, with their cosine similarity.
     /// Candidates are preselected by the Hamming distance of their sign bits, then ranked exactly.
     pub fn nearest(&self, question: &[f32], limit: usize) -> Vec<(String, f32)> {
-        let question = small(question);
+        let question = quantize(question);
         if question.len() != self.dimension || self.keys.is_empty() {
             return Vec::new();
         }
@@ -128,7 +128,7 @@ impl VectorIndex {
 
     /// The approximate size in bytes.
     pub fn weight(&self) -> usize {
-        1024 + self.keys.len() * 160 + self.numbers.len() + self.signs.len() * 8 + self.bare.len() * 80
+        1024 + self.keys.len() * 160 + self.numbers.len() + self.signs.len() * 8 + self.without_vector.len() * 80
     }
 }
 
@@ -136,7 +136,7 @@ impl VectorIndex {
 #[derive(Clone, Debug)]
 pub(crate) struct WeighedIndex {
     /// The vector index.
-    pub codes: Arc<Mutex<VectorIndex>>,
+    pub index: Arc<Mutex<VectorIndex>>,
     /// The weight in bytes.
     pub weight: usize,
 }
@@ -158,7 +158,7 @@ pub(crate) struct MemoryState {
     pub vectors: Cache<Namespace, WeighedIndex, IndexWeighter>,
     /// Locks that are held while a memory is read, changed and written. The hash of the memory's id
     /// selects the lock.
-    pub changing: Vec<Mutex<()>>,
+    pub locks: Vec<Mutex<()>>,
     /// Namespaces that are already recorded in the store as having memories.
     pub known_namespaces: std::sync::Mutex<HashSet<Namespace>>,
 }
@@ -170,22 +170,22 @@ impl MemoryState {
             OptionsBuilder::new().shards(1).estimated_items_capacity(256).weight_capacity(bytes as u64).build();
         let options = options.expect("every required cache option is set");
         let vectors = Cache::with_options(options, IndexWeighter, Default::default(), Default::default());
-        Self { vectors, changing: (0..64).map(|_| Mutex::default()).collect(), known_namespaces: Default::default() }
+        Self { vectors, locks: (0..64).map(|_| Mutex::default()).collect(), known_namespaces: Default::default() }
     }
 
     /// Locks a memory for a change.
-    pub async fn changing(&self, id: &str) -> MutexGuard<'_, ()> {
-        let index = blake3::hash(id.as_bytes()).as_bytes()[0] as usize % self.changing.len();
-        self.changing[index].lock().await
+    pub async fn lock_memory(&self, id: &str) -> MutexGuard<'_, ()> {
+        let index = blake3::hash(id.as_bytes()).as_bytes()[0] as usize % self.locks.len();
+        self.locks[index].lock().await
     }
 
     /// Returns true the first time that it is called for a namespace.
-    pub fn is_new(&self, namespace: &Namespace) -> bool {
+    pub fn register_namespace(&self, namespace: &Namespace) -> bool {
         self.known_namespaces.lock().unwrap_or_else(|e| e.into_inner()).insert(namespace.clone())
     }
 
     /// Evicts the state of a namespace.
-    pub fn forget(&self, namespace: &Namespace) {
+    pub fn evict(&self, namespace: &Namespace) {
         self.known_namespaces.lock().unwrap_or_else(|e| e.into_inner()).remove(namespace);
         self.vectors.remove(namespace);
     }

@@ -12,14 +12,14 @@ use tokio::sync::broadcast;
 use tokio::sync::futures::Notified;
 
 /// The poll interval when the store has no change notifications.
-pub(crate) const LOOK: Duration = Duration::from_millis(250);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The fallback poll interval when the store has change notifications, which are best effort.
-pub(crate) const LOOK_ANYWAY: Duration = Duration::from_secs(1);
+pub(crate) const FALLBACK_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The buffer size of the subscription to all changes. A slower subscriber loses changes and gets
 /// an error that says so.
-pub(crate) const NEWS: usize = 4096;
+pub(crate) const CHANGE_BUFFER_SIZE: usize = 4096;
 
 /// The subscriptions to changes, with the number of subscribers of each session.
 #[derive(Debug, Default)]
@@ -27,9 +27,9 @@ pub(crate) struct ChangeHub {
     /// The sessions with subscribers.
     pub sessions: Mutex<HashMap<SessionKey, (usize, Arc<SessionSignal>)>>,
     /// Whether the store delivers change notifications of other processes. Set when it is first needed.
-    pub told: OnceLock<bool>,
+    pub has_notifications: OnceLock<bool>,
     /// The channel of all changes. Empty until the first subscription.
-    pub news: OnceLock<broadcast::Sender<SessionKey>>,
+    pub all_changes: OnceLock<broadcast::Sender<SessionKey>>,
 }
 
 /// The change signals of one session.
@@ -44,11 +44,11 @@ pub(crate) struct SessionSignal {
 /// A subscription to changes of one session. Dropping it unsubscribes.
 pub(crate) struct Subscription<'a> {
     /// The subscriptions that this one belongs to.
-    pub watchers: &'a ChangeHub,
+    pub hub: &'a ChangeHub,
     /// The session.
     pub key: SessionKey,
     /// The change signals of the session.
-    pub changes: Arc<SessionSignal>,
+    pub signal: Arc<SessionSignal>,
 }
 
 impl ChangeHub {
@@ -62,7 +62,7 @@ impl ChangeHub {
         if let Some((_, signal)) = self.lock().get(key) {
             signal.any.notify_waiters();
         }
-        if let Some(sender) = self.news.get() {
+        if let Some(sender) = self.all_changes.get() {
             // An error means that there is no subscriber any more, which is harmless.
             let _ = sender.send(key.clone());
         }
@@ -70,7 +70,7 @@ impl ChangeHub {
 
     /// Notifies subscribers of a change by another process. `None` means that notifications may
     /// have been lost, so all subscribers are notified.
-    pub fn tell_elsewhere(&self, key: Option<&SessionKey>) {
+    pub fn notify_remote_change(&self, key: Option<&SessionKey>) {
         let sessions = self.lock();
         for (_, (_, signal)) in sessions.iter().filter(|(k, _)| key.is_none_or(|key| key == *k)) {
             signal.any.notify_waiters();
@@ -81,14 +81,14 @@ impl ChangeHub {
 
 impl Subscription<'_> {
     /// Waits until another process has changed the session.
-    pub fn elsewhere(&self) -> Notified<'_> {
-        self.changes.remote.notified()
+    pub fn remote_change(&self) -> Notified<'_> {
+        self.signal.remote.notified()
     }
 }
 
 impl Drop for Subscription<'_> {
     fn drop(&mut self) {
-        let mut sessions = self.watchers.lock();
+        let mut sessions = self.hub.lock();
         if let Some((subscribers, _)) = sessions.get_mut(&self.key) {
             *subscribers -= 1;
             if *subscribers == 0 {
@@ -108,7 +108,7 @@ impl CommitObserver for ChangeHub {
         // Other processes only wait for sessions with a run, so only these are notified.
         let ended = || commit.records.iter().any(|r| matches!(r.entry, Entry::RunEnded { .. }));
         if commit.head.run.is_some() || ended() {
-            store.tell(&key);
+            store.notify(&key);
         }
     }
 }

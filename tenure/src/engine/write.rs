@@ -1,9 +1,9 @@
 //! The write path: load, decide, commit, and retry after a conflict. No step is committed on a
 //! session that another writer has changed since it was loaded.
 
-use crate::engine::cache::{CacheState, CachedState, moment};
+use crate::engine::cache::{CacheState, CachedState, next_generation};
 use crate::engine::core::Engine;
-use crate::engine::draft::{Depth, PendingCommit};
+use crate::engine::pending_commit::{Depth, PendingCommit};
 use crate::engine::quota::{self, Usage};
 use crate::engine::read::admit;
 use crate::store::contract::Commit;
@@ -27,10 +27,10 @@ impl Engine {
         mut step: impl FnMut(&CacheState, Timestamp) -> Result<PendingCommit<R>>,
     ) -> Result<(R, Option<Committed>)> {
         let key = principal.key(id);
-        self.know(&key.tenant).await?;
-        let entry = self.hot(&key);
-        let mut cached = entry.known.lock().await;
-        self.count_found(&cached.state, need);
+        self.ensure_assistants_loaded(&key.tenant).await?;
+        let entry = self.cache_entry(&key);
+        let mut cached = entry.cached.lock().await;
+        self.count_cache_lookup(&cached.state, need);
         let mut refreshed = false;
         let mut reserved = false;
         // One extra round, for the refresh of a stale cache.
@@ -41,10 +41,10 @@ impl Engine {
             let head = cached.state.head();
             let leased_by_other_node = head.and_then(|h| h.lease.as_ref()).is_some_and(|l| l.node != self.node());
             if !self.suffices(&cached.state, need) || (leased_by_other_node && !refreshed) {
-                self.catch_up(&key, &mut cached).await?;
+                self.refresh(&key, &mut cached).await?;
                 refreshed = true;
             }
-            self.warm_current(&key, &mut cached, need).await?;
+            self.load_current(&key, &mut cached, need).await?;
             let now = self.now();
             let state = &cached.state;
             let admitted =
@@ -54,7 +54,7 @@ impl Engine {
             // is reported.
             let idle = draft.as_ref().map_or(true, PendingCommit::is_idle);
             if idle && !refreshed {
-                self.catch_up(&key, &mut cached).await?;
+                self.refresh(&key, &mut cached).await?;
                 refreshed = true;
                 continue;
             }
@@ -64,7 +64,7 @@ impl Engine {
             if principal.quota.is_some() && !reserved {
                 let more = Usage { sessions: 0, bytes: quota::stored_bytes(draft.entries.iter()) };
                 if cached.state.head().is_some_and(|head| head.run.is_some()) {
-                    self.count(principal, more).await;
+                    self.add_usage(principal, more).await;
                 } else {
                     self.reserve(principal, more).await?;
                 }
@@ -72,14 +72,14 @@ impl Engine {
             }
             match self.commit(&mut cached, draft, now).await {
                 Err(Error::Conflict { .. }) => {
-                    self.catch_up(&key, &mut cached).await?;
+                    self.refresh(&key, &mut cached).await?;
                     refreshed = true;
                 }
                 answer => {
                     if answer.is_err() {
-                        cached.state = CacheState::Cold;
+                        cached.state = CacheState::Empty;
                     }
-                    self.reweigh(&key, &entry, cached.state.weight());
+                    self.update_entry_weight(&key, &entry, cached.state.weight());
                     return answer;
                 }
             }
@@ -109,7 +109,7 @@ impl Engine {
         draft: PendingCommit<R>,
         now: Timestamp,
     ) -> Result<(R, Option<Committed>)> {
-        let generation = moment();
+        let generation = next_generation();
         let Some(previous) = cached.state.head() else { return Err(Error::unavailable("the session was not loaded")) };
         if draft.is_idle() {
             return Ok((draft.reply, None));
@@ -125,7 +125,7 @@ impl Engine {
             lease.until = until;
         }
         let base = Some(previous.end());
-        let commit = Commit { base, records, head, items: draft.items, blobs: draft.blobs, cut: draft.cut };
+        let commit = Commit { base, records, head, items: draft.items, blobs: draft.blobs, discarded: draft.discarded };
         self.commit_step(&commit).await?;
         let event = Committed::of(&commit.head, &commit.records);
         // The ancestor of a fork is determined by the store and may have changed, so the cached
@@ -133,9 +133,9 @@ impl Engine {
         if commit.head.parent.is_none() {
             cached.as_of = generation;
         }
-        match cached.state.folded() {
+        match cached.state.session_mut() {
             Some(session) => {
-                commit.records.iter().for_each(|r| drop(session.take(r)));
+                commit.records.iter().for_each(|r| drop(session.apply_to_lists(r)));
                 session.set_head(commit.head);
             }
             None => cached.state = CacheState::Head(Box::new(commit.head)),
@@ -156,7 +156,7 @@ impl Engine {
         more: Vec<Record>,
         blobs: Vec<Blob>,
     ) -> Result<Head> {
-        self.know(&key.tenant).await?;
+        self.ensure_assistants_loaded(&key.tenant).await?;
         let head = Head::begin(key, first);
         let mut head = head.ok_or_else(|| Error::invalid("session", "a log must begin with `created`"))?;
         more.iter().for_each(|r| head.apply(r));
@@ -164,14 +164,14 @@ impl Engine {
         let mut commit = Commit::new(None, [vec![first.clone()], more].concat(), head.clone());
         commit.blobs = blobs;
         self.commit_step(&commit).await?;
-        self.forget(key);
+        self.evict(key);
         Ok(head)
     }
 
     /// Purges a session and evicts it from the cache.
     pub(crate) async fn purge_key(&self, key: &SessionKey) -> Result<()> {
         self.store().purge(key).await?;
-        self.forget(key);
+        self.evict(key);
         Ok(())
     }
 
@@ -181,7 +181,11 @@ impl Engine {
         let limits = self.limits();
         if messages.len() > limits.max_messages {
             let description = format!("a list of {} messages", messages.len());
-            return Err(Error::TooLarge { what: description, limit: "max_messages", max: limits.max_messages as u64 });
+            return Err(Error::TooLarge {
+                subject: description,
+                limit: "max_messages",
+                max: limits.max_messages as u64,
+            });
         }
         let mut stored = Vec::with_capacity(messages.len());
         let mut blobs = Vec::new();
@@ -189,7 +193,7 @@ impl Engine {
             if message.as_str().len() > limits.max_message_bytes {
                 let description = format!("message {i}");
                 return Err(Error::TooLarge {
-                    what: description,
+                    subject: description,
                     limit: "max_message_bytes",
                     max: limits.max_message_bytes as u64,
                 });

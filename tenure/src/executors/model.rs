@@ -44,7 +44,7 @@ pub struct EagerModelCall {
 
 impl EagerModelCall {
     /// Creates the request with its messages. It is sent when first polled.
-    pub(crate) fn ask(&self, messages: Vec<Message>) -> SpeculativeCall {
+    pub(crate) fn with_messages(&self, messages: Vec<Message>) -> SpeculativeCall {
         let model = self.model.clone();
         let options = self.options.clone();
         let stream = self.stream;
@@ -75,7 +75,7 @@ impl SpeculativeCall {
     }
 
     /// Waits for the response.
-    pub async fn said(self) -> Result<ModelStream, ModelError> {
+    pub async fn response(self) -> Result<ModelStream, ModelError> {
         match self.response {
             Some(response) => response,
             None => self.request.await,

@@ -56,7 +56,7 @@ impl ImportedCall {
 #[derive(Clone, Debug, Default)]
 pub(super) struct MessageBuilder {
     /// The location in the input.
-    pub place: String,
+    pub location: String,
     /// The role.
     pub role: String,
     /// The content.
@@ -64,7 +64,7 @@ pub(super) struct MessageBuilder {
     /// The tool calls.
     pub calls: Vec<ImportedCall>,
     /// The id of the call that a tool message answers.
-    pub answers: Option<String>,
+    pub answered_call: Option<String>,
     /// The text with which the model refused to answer.
     pub refusal: Option<String>,
 }
@@ -72,12 +72,12 @@ pub(super) struct MessageBuilder {
 impl MessageBuilder {
     /// An empty message with a role.
     pub fn new(location: impl Into<String>, role: &str) -> Self {
-        Self { place: location.into(), role: role.to_owned(), ..Self::default() }
+        Self { location: location.into(), role: role.to_owned(), ..Self::default() }
     }
 
     /// Returns true if the message has no content.
     pub fn is_empty(&self) -> bool {
-        self.parts.is_empty() && self.calls.is_empty() && self.answers.is_none() && self.refusal.is_none()
+        self.parts.is_empty() && self.calls.is_empty() && self.answered_call.is_none() && self.refusal.is_none()
     }
 
     /// Converts to a message. It is an error if the result is not valid.
@@ -89,7 +89,7 @@ impl MessageBuilder {
             parts => format!("[{}]", parts.iter().map(ImportedPart::json).collect::<Vec<_>>().join(",")),
         };
         let mut json = format!(r#"{{"role":{}"#, quoted(&self.role));
-        if let Some(id) = &self.answers {
+        if let Some(id) = &self.answered_call {
             json += &format!(r#","tool_call_id":{}"#, quoted(id));
         }
         json += &format!(r#","content":{content}"#);
@@ -100,7 +100,7 @@ impl MessageBuilder {
             let calls: Vec<_> = self.calls.iter().map(|c| &*c.json).collect();
             json += &format!(r#","tool_calls":[{}]"#, calls.join(","));
         }
-        Message::parse(&(json + "}")).map_err(|e| crate::import::imported::at(&self.place, e))
+        Message::parse(&(json + "}")).map_err(|e| crate::import::imported::prefix_location(&self.location, e))
     }
 }
 
@@ -109,9 +109,10 @@ pub(super) fn messages(mut drafts: Vec<MessageBuilder>) -> Result<Vec<Message>> 
     let mut start = 0;
     while start < drafts.len() {
         let order: Vec<String> = drafts[start].calls.iter().map(|c| c.id.clone()).collect();
-        let results = drafts[start + 1..].iter().take_while(|d| d.answers.is_some()).count();
-        let call_position =
-            |d: &MessageBuilder| order.iter().position(|id| Some(id) == d.answers.as_ref()).unwrap_or(order.len());
+        let results = drafts[start + 1..].iter().take_while(|d| d.answered_call.is_some()).count();
+        let call_position = |d: &MessageBuilder| {
+            order.iter().position(|id| Some(id) == d.answered_call.as_ref()).unwrap_or(order.len())
+        };
         drafts[start + 1..start + 1 + results].sort_by_key(call_position);
         start += 1 + results;
     }
@@ -125,13 +126,13 @@ pub(super) struct Bookkeeping(BTreeSet<String>);
 
 impl Bookkeeping {
     /// Adds the names that are not `known`. `prefix` is the prefix of their path.
-    pub fn note<'n>(&mut self, prefix: &str, names: impl IntoIterator<Item = &'n str>, known: &[&str]) {
+    pub fn record_unknown<'n>(&mut self, prefix: &str, names: impl IntoIterator<Item = &'n str>, known: &[&str]) {
         let unknown = names.into_iter().filter(|n| !known.contains(n));
         self.0.extend(unknown.map(|n| format!("{prefix}{n}")));
     }
 
     /// The list of fields as one entry. `None` means that there are none.
-    pub fn left_out(self, location: &str) -> Option<crate::import::imported::SkippedPart> {
+    pub fn into_skipped(self, location: &str) -> Option<crate::import::imported::SkippedPart> {
         let names: Vec<String> = self.0.into_iter().collect();
         let reason = || format!("these fields cannot be represented in a session: {}", names.join(", "));
         (!names.is_empty()).then(|| crate::import::imported::SkippedPart::new(location, reason()))

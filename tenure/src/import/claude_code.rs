@@ -53,7 +53,7 @@ pub(super) fn read(docs: &[Document<'_>]) -> Vec<Result<ImportedSession>> {
     let mut session_by_uuid = HashMap::new();
     let mut unassigned = Vec::new();
     for doc in docs {
-        let number = doc.place("line");
+        let number = doc.location("line");
         let Some(fields) = doc.fields() else {
             errors.push(Err(Error::invalid(number, "this line is not a JSON object; it may be torn")));
             continue;
@@ -104,8 +104,8 @@ fn session(id: &str, lines: &[ClaudeLine<'_>]) -> Result<ImportedSession> {
         Err(e) => skipped.push(SkippedPart::new("sessionId", format!("{e}; a new session id is generated"))),
     }
     export.messages = messages(reader.drafts)?;
-    skipped.extend(reader.fields.left_out("every line"));
-    Ok(ImportedSession { format: ImportFormat::ClaudeCode, export, left_out: skipped })
+    skipped.extend(reader.fields.into_skipped("every line"));
+    Ok(ImportedSession { format: ImportFormat::ClaudeCode, export, skipped })
 }
 
 /// The ids of questions that were asked again from the same parent, and of all lines that follow from them.
@@ -174,8 +174,8 @@ impl ClaudeReader {
     }
 
     fn message(&mut self, line: &ClaudeLine<'_>, message: &ForeignObject<'_>) -> Result<()> {
-        self.fields.note("", line.fields.0.iter().map(|(n, _)| &**n), &LINE_FIELDS);
-        self.fields.note("message.", message.0.iter().map(|(n, _)| &**n), &MESSAGE_FIELDS);
+        self.fields.record_unknown("", line.fields.0.iter().map(|(n, _)| &**n), &LINE_FIELDS);
+        self.fields.record_unknown("message.", message.0.iter().map(|(n, _)| &**n), &MESSAGE_FIELDS);
         if let Some(timestamp) = line.fields.text("timestamp").and_then(|t| t.parse().ok()) {
             self.export.created_at.get_or_insert(timestamp);
             self.export.updated_at = Some(timestamp);
@@ -246,7 +246,7 @@ impl ClaudeReader {
             "tool_result" if draft.role == "user" => {
                 let id = block.text("tool_use_id");
                 let id = id.ok_or_else(|| invalid("tool_use_id", "a result must name the call it answers"))?;
-                let mut result = MessageBuilder { answers: Some(id), ..MessageBuilder::new(location, "tool") };
+                let mut result = MessageBuilder { answered_call: Some(id), ..MessageBuilder::new(location, "tool") };
                 let content = block.get("content").unwrap_or("[]");
                 match (string(content), items(content)) {
                     (Some(text), _) => result.parts.push(ImportedPart::Text(text)),

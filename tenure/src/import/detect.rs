@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 #[derive(Clone, Debug)]
 pub(super) struct Document<'a> {
     /// The location in the text.
-    pub at: DocumentPath,
+    pub path: DocumentPath,
     /// The original text of the document.
     pub raw: &'a str,
 }
@@ -37,8 +37,8 @@ impl<'a> Document<'a> {
     }
 
     /// The location as text. `list` is the name of the list that the document is in, if it is in one.
-    pub fn place(&self, list: &str) -> String {
-        match self.at {
+    pub fn location(&self, list: &str) -> String {
+        match self.path {
             DocumentPath::Whole => String::new(),
             DocumentPath::Line(n) => format!("line {n}"),
             DocumentPath::Item(i) => format!("{list}[{i}]"),
@@ -59,14 +59,15 @@ pub(super) fn split(text: &str) -> Result<Vec<Document<'_>>> {
                 return Ok(items
                     .into_iter()
                     .enumerate()
-                    .map(|(i, raw)| Document { at: DocumentPath::Item(i), raw })
+                    .map(|(i, raw)| Document { path: DocumentPath::Item(i), raw })
                     .collect());
             }
-            None => return Ok(vec![Document { at: DocumentPath::Whole, raw: text }]),
+            None => return Ok(vec![Document { path: DocumentPath::Whole, raw: text }]),
         },
         Err(e) => e,
     };
-    let lines = text.lines().enumerate().map(|(i, line)| Document { at: DocumentPath::Line(i + 1), raw: line.trim() });
+    let lines =
+        text.lines().enumerate().map(|(i, line)| Document { path: DocumentPath::Line(i + 1), raw: line.trim() });
     let lines: Vec<_> = lines.filter(|d| !d.raw.is_empty()).collect();
     if lines.iter().any(|d| d.fields().is_some_and(|f| !f.0.is_empty())) {
         Ok(lines)
@@ -76,8 +77,8 @@ pub(super) fn split(text: &str) -> Result<Vec<Document<'_>>> {
 }
 
 /// Detects the format of a text. `None` means that it is unknown.
-pub(super) fn recognise(docs: &[Document<'_>]) -> Option<ImportFormat> {
-    let mut kinds = docs.iter().filter_map(kind);
+pub(super) fn detect_format(docs: &[Document<'_>]) -> Option<ImportFormat> {
+    let mut kinds = docs.iter().filter_map(detect_document_format);
     match kinds.next() {
         // Plain messages and items of the Responses API look alike until one of them is a call.
         Some(ImportFormat::OpenAi) if kinds.any(|k| k == ImportFormat::Responses) => Some(ImportFormat::Responses),
@@ -87,7 +88,7 @@ pub(super) fn recognise(docs: &[Document<'_>]) -> Option<ImportFormat> {
 }
 
 /// Detects the format of one document. `None` means that it is unknown.
-pub(super) fn kind(doc: &Document<'_>) -> Option<ImportFormat> {
+pub(super) fn detect_document_format(doc: &Document<'_>) -> Option<ImportFormat> {
     let fields = doc.fields()?;
     let has = |name: &str| fields.get(name).is_some();
     if let Some(messages) = fields.get("messages") {

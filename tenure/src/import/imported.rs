@@ -75,48 +75,51 @@ pub struct ImportedSession {
     /// The converted session.
     pub export: Export,
     /// The data that could not be converted.
-    pub left_out: Vec<SkippedPart>,
+    #[serde(rename = "left_out")]
+    pub skipped: Vec<SkippedPart>,
 }
 
 /// A part of the input that cannot be represented in a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SkippedPart {
     /// The location: a path such as `messages[3].content[1]`, a line such as `line 7`, or both.
-    pub place: String,
+    #[serde(rename = "place")]
+    pub location: String,
     /// A description of the data, and the reason why it is not in the session.
-    pub why: String,
+    #[serde(rename = "why")]
+    pub reason: String,
 }
 
 impl ImportedSession {
     /// Removes a model that is not configured where the session is imported, and lists it as skipped.
-    pub fn keep_model(&mut self, is_known: impl Fn(&str) -> bool) {
+    pub fn skip_unknown_model(&mut self, is_known: impl Fn(&str) -> bool) {
         if let Some(model) = self.export.model.take_if(|model| !is_known(model)) {
             let reason = format!(
                 "the model {model} is not configured here; the session will use the default model",
                 model = excerpt(model)
             );
-            self.left_out.push(SkippedPart::new("model", reason));
+            self.skipped.push(SkippedPart::new("model", reason));
         }
     }
 }
 
 impl SkippedPart {
     pub(crate) fn new(location: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self { place: location.into(), why: reason.into() }
+        Self { location: location.into(), reason: reason.into() }
     }
 }
 
 /// Prefixes the path of an invalid parameter with a location: `messages[3]` is joined with a dot,
 /// words such as `line 4` with a colon.
-pub(crate) fn at(location: &str, e: Error) -> Error {
+pub(crate) fn prefix_location(location: &str, e: Error) -> Error {
     match e {
-        Error::Invalid { param, message } => Error::Invalid { param: path(location, &param), message },
+        Error::Invalid { param, message } => Error::Invalid { param: join_location(location, &param), message },
         other => other,
     }
 }
 
 /// Joins a location and a path.
-pub(crate) fn path(location: &str, rest: &str) -> String {
+pub(crate) fn join_location(location: &str, rest: &str) -> String {
     match (location.is_empty(), rest.is_empty()) {
         (true, _) => rest.to_owned(),
         (_, true) => location.to_owned(),

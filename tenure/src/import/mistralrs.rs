@@ -86,7 +86,9 @@ impl ListedMessages {
         let mut messages = Vec::with_capacity(list.len());
         for (i, raw) in list.iter().enumerate() {
             let location = format!("messages[{i}]");
-            messages.push(self.message(raw, &location).map_err(|e| crate::import::imported::at(&location, e))?);
+            messages.push(
+                self.message(raw, &location).map_err(|e| crate::import::imported::prefix_location(&location, e))?,
+            );
         }
         for medium in self.images.into_iter().chain(self.videos) {
             // A fork in mistral.rs keeps the media of turns that it does not have.

@@ -96,11 +96,11 @@ fn session(row: &AgentsRow, items: Vec<AgentsItem>) -> Result<ImportedSession> {
     imported.export.updated_at = row.updated_at;
     match SessionId::new(&row.id) {
         Ok(id) => imported.export.session_id = Some(id),
-        Err(e) => imported.left_out.push(SkippedPart::new("session_id", format!("{e}; a new session id is generated"))),
+        Err(e) => imported.skipped.push(SkippedPart::new("session_id", format!("{e}; a new session id is generated"))),
     }
     if other_items > 0 {
         imported
-            .left_out
+            .skipped
             .push(SkippedPart::new("message_structure", format!("{other_items} items of branches other than `main`")));
     }
     Ok(imported)

@@ -2,7 +2,7 @@
 
 use crate::import::builder::{Bookkeeping, ImportedCall, ImportedPart, MessageBuilder, messages};
 use crate::import::detect::Document;
-use crate::import::imported::{ImportFormat, ImportedSession, SkippedPart, at};
+use crate::import::imported::{ImportFormat, ImportedSession, SkippedPart, prefix_location};
 use crate::import::raw_object::{ForeignObject, items, quoted, string};
 use crate::session::transfer::export::Export;
 use crate::types::error::{Error, Result};
@@ -15,7 +15,7 @@ const ITEM_FIELDS: [&str; 8] = ["type", "role", "content", "call_id", "name", "a
 pub(super) fn read(docs: &[Document<'_>]) -> Result<ImportedSession> {
     let mut reader = ResponsesReader::default();
     for doc in docs {
-        reader.item(doc.raw, &doc.place("items"))?;
+        reader.item(doc.raw, &doc.location("items"))?;
     }
     reader.finish()
 }
@@ -32,13 +32,13 @@ impl ResponsesReader {
     /// The converted session.
     pub fn finish(self) -> Result<ImportedSession> {
         let export = Export { messages: messages(self.drafts)?, ..Export::default() };
-        let skipped = self.skipped.into_iter().chain(self.fields.left_out("every item")).collect();
-        Ok(ImportedSession { format: ImportFormat::Responses, export, left_out: skipped })
+        let skipped = self.skipped.into_iter().chain(self.fields.into_skipped("every item")).collect();
+        Ok(ImportedSession { format: ImportFormat::Responses, export, skipped })
     }
 
     /// Converts the next item.
     pub fn item(&mut self, raw: &str, location: &str) -> Result<()> {
-        self.convert(raw, location).map_err(|e| at(location, e))
+        self.convert(raw, location).map_err(|e| prefix_location(location, e))
     }
 
     fn convert(&mut self, raw: &str, location: &str) -> Result<()> {
@@ -64,8 +64,10 @@ impl ResponsesReader {
                 self.call(location, call);
             }
             "function_call_output" | "custom_tool_call_output" => {
-                let mut result =
-                    MessageBuilder { answers: Some(required("call_id")?), ..MessageBuilder::new(location, "tool") };
+                let mut result = MessageBuilder {
+                    answered_call: Some(required("call_id")?),
+                    ..MessageBuilder::new(location, "tool")
+                };
                 self.content(item.get("output"), &format!("{location}.output"), &mut result)?;
                 self.drafts.push(result);
             }
@@ -87,7 +89,7 @@ impl ResponsesReader {
                 return Ok(());
             }
         }
-        self.fields.note("", item.0.iter().map(|(n, _)| &**n), &ITEM_FIELDS);
+        self.fields.record_unknown("", item.0.iter().map(|(n, _)| &**n), &ITEM_FIELDS);
         Ok(())
     }
 
@@ -128,7 +130,7 @@ impl ResponsesReader {
                 _ => None,
             };
             let extra = ["annotations", "logprobs"].into_iter().filter(|n| fields.get(n).is_some_and(|v| v != "[]"));
-            self.fields.note("content.", extra, &[]);
+            self.fields.record_unknown("content.", extra, &[]);
             match part {
                 Some(part) => draft.parts.push(part),
                 None => {

@@ -3,7 +3,7 @@
 
 use super::mistralrs::ListedMessages;
 use crate::import::detect::Document;
-use crate::import::imported::{ImportFormat, ImportedSession, SkippedPart, at, path};
+use crate::import::imported::{ImportFormat, ImportedSession, SkippedPart, join_location, prefix_location};
 use crate::import::raw_object::{ForeignObject, items};
 use crate::session::transfer::export::{EXPORT_FORMAT, Export};
 use crate::types::error::{Error, Result};
@@ -36,8 +36,8 @@ pub(super) const MEDIA: [&str; 3] = ["images", "videos", "files"];
 
 /// Reads one session.
 pub(super) fn read(doc: &Document<'_>, format: ImportFormat) -> Result<ImportedSession> {
-    let location = doc.place("sessions");
-    convert(doc, format, &location).map_err(|e| at(&location, e))
+    let location = doc.location("sessions");
+    convert(doc, format, &location).map_err(|e| prefix_location(&location, e))
 }
 
 fn convert(doc: &Document<'_>, format: ImportFormat, location: &str) -> Result<ImportedSession> {
@@ -64,11 +64,11 @@ fn convert(doc: &Document<'_>, format: ImportFormat, location: &str) -> Result<I
         _ => list
             .iter()
             .enumerate()
-            .map(|(i, m)| Message::parse(m).map_err(|e| at(&format!("messages[{i}]"), e)))
+            .map(|(i, m)| Message::parse(m).map_err(|e| prefix_location(&format!("messages[{i}]"), e)))
             .collect::<Result<_>>()?,
     };
-    skipped.iter_mut().for_each(|l| l.place = path(location, &l.place));
-    Ok(ImportedSession { format, export, left_out: skipped })
+    skipped.iter_mut().for_each(|l| l.location = join_location(location, &l.location));
+    Ok(ImportedSession { format, export, skipped })
 }
 
 /// Reads everything but the messages. In Tenure's own export an invalid field is an error; in other
@@ -102,7 +102,11 @@ fn info(fields: &ForeignObject<'_>, format: ImportFormat) -> Result<(Export, Vec
     }
     let export: Export = serde_json::from_value(Value::Object(known)).map_err(|e| Error::invalid("", e.to_string()))?;
     if export.tenure > EXPORT_FORMAT {
-        return Err(Error::NewerFormat { place: "the export".into(), found: export.tenure, known: EXPORT_FORMAT });
+        return Err(Error::NewerFormat {
+            location: "the export".into(),
+            version: export.tenure,
+            supported: EXPORT_FORMAT,
+        });
     }
     Ok((export, skipped))
 }

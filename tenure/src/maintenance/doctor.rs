@@ -30,9 +30,9 @@ const RESTORE_ADVICE: &str = "restore the session from a backup, or purge it";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RepairReport {
     /// The findings that were repaired.
-    pub mended: Vec<Finding>,
+    pub repaired: Vec<Finding>,
     /// The remaining findings, which need manual intervention.
-    pub left: Vec<Finding>,
+    pub remaining: Vec<Finding>,
 }
 
 impl Tenure {
@@ -53,7 +53,7 @@ impl Tenure {
         let mut last = None;
         loop {
             let page =
-                self.store().heads(&SessionQuery { offset, ..SessionQuery::new(OwnerFilter::Everyone, limit) }).await;
+                self.store().heads(&SessionQuery { offset, ..SessionQuery::new(OwnerFilter::AllTenants, limit) }).await;
             match page {
                 Ok(heads) if heads.is_empty() => break,
                 Ok(heads) => {
@@ -67,7 +67,7 @@ impl Tenure {
                 // A head that cannot be read makes its whole page fail: halve the page until the
                 // head is alone.
                 Err(Error::Corrupt { .. }) if limit > 1 => limit /= 2,
-                Err(Error::Corrupt { place: location, why: reason }) => {
+                Err(Error::Corrupt { location, reason }) => {
                     exam.has_unknown_tenant = true;
                     let finding = Finding::new(location, reason, RESTORE_ADVICE);
                     // The same finding again: all heads are affected, not only one.
@@ -84,7 +84,7 @@ impl Tenure {
         }
         // After the sessions, so that all media that they reference are known.
         let store_findings = match self.store().check(&[]).await {
-            Err(Error::Corrupt { place: location, why: reason }) => {
+            Err(Error::Corrupt { location, reason }) => {
                 vec![Finding::new(location, reason, "restore the store from a backup")]
             }
             findings => findings?,
@@ -92,17 +92,17 @@ impl Tenure {
         let mut findings: Vec<Finding> = store_findings.into_iter().map(|f| exam.confirm_unused(f)).collect();
         findings.extend(exam.findings);
         let mut reported = HashSet::new();
-        findings.retain(|f| reported.insert((f.place.clone(), f.what.clone())));
+        findings.retain(|f| reported.insert((f.location.clone(), f.description.clone())));
         Ok(findings)
     }
 
     /// Repairs a finding of [`Tenure::examine`] if that is safe. Returns true if it did. Does
     /// nothing for findings that need manual intervention.
     pub async fn repair(&self, finding: &Finding) -> Result<bool> {
-        match &finding.cure {
+        match &finding.remedy {
             Remedy::Advice(_) => return Ok(false),
             Remedy::Remove(orphan) => drop(self.store().check(std::slice::from_ref(orphan)).await?),
-            Remedy::Card(key) => self.rebuild_head(key).await?,
+            Remedy::RebuildHead(key) => self.rebuild_head(key).await?,
         }
         Ok(true)
     }
@@ -111,20 +111,22 @@ impl Tenure {
     pub async fn repair_all(&self, mut progress: impl FnMut(usize)) -> Result<RepairReport> {
         let mut report = RepairReport::default();
         for _ in 0..ROUNDS {
-            report.left = self.examine(&mut progress).await?;
-            let before = report.mended.len();
-            for finding in report.left.iter().filter(|f| f.is_mendable()) {
+            report.remaining = self.examine(&mut progress).await?;
+            let before = report.repaired.len();
+            for finding in report.remaining.iter().filter(|f| f.is_repairable()) {
                 match self.repair(finding).await {
-                    Ok(true) => report.mended.push(finding.clone()),
+                    Ok(true) => report.repaired.push(finding.clone()),
                     Ok(false) => {}
-                    Err(error) => tracing::warn!(location = finding.place, %error, "a finding could not be repaired"),
+                    Err(error) => {
+                        tracing::warn!(location = finding.location, %error, "a finding could not be repaired")
+                    }
                 }
             }
-            if report.mended.len() == before {
+            if report.repaired.len() == before {
                 return Ok(report);
             }
         }
-        report.left = self.examine(progress).await?;
+        report.remaining = self.examine(progress).await?;
         Ok(report)
     }
 
@@ -139,7 +141,7 @@ impl Tenure {
         let mut head = expected_head(&stored, session.head());
         head.due_at = self.engine.due_at(&head);
         self.store().commit(&Commit::new(Some(stored.end()), Vec::new(), head)).await?;
-        self.engine.forget(key);
+        self.engine.evict(key);
         Ok(())
     }
 }
@@ -156,14 +158,14 @@ fn expected_head(stored: &Head, replayed: &Head) -> Head {
     {
         *lease = stored_lease.clone();
     }
-    if stored.front.is_none() {
-        head.front = None;
+    if stored.prompt_prefix.is_none() {
+        head.prompt_prefix = None;
     }
     if stored.stored_bytes.is_none() {
         head.stored_bytes = None;
     }
-    if stored.log.is_none() {
-        head.log = None;
+    if stored.log_hash.is_none() {
+        head.log_hash = None;
     }
     head
 }
@@ -186,7 +188,7 @@ impl Examination<'_> {
         for attempt in 1.. {
             let findings = match self.check_session(&head).await {
                 Ok(findings) => findings,
-                Err(Error::Corrupt { place: location, why: reason }) => {
+                Err(Error::Corrupt { location, reason }) => {
                     self.unreadable.insert(head.tenant.clone());
                     vec![Finding::new(location, reason, RESTORE_ADVICE)]
                 }
@@ -245,7 +247,7 @@ impl Examination<'_> {
                 Entry::Compacted { summary: Some(summary), .. } => summary,
                 _ => continue,
             };
-            for blob_ref in message.cuts() {
+            for blob_ref in message.blob_refs() {
                 if let Some(problem) = self.check_blob(&key.tenant, &blob_ref.id).await? {
                     let advice = "restore the blob from a backup; until then the message cannot be read";
                     findings.push(Finding::new(format!("{location}, record {}", record.seq), problem, advice));
@@ -254,7 +256,7 @@ impl Examination<'_> {
         }
         let mut chain = ChainCheck::default();
         for record in &log {
-            if let (_, Some(problem)) = chain.take(&key.session, record)
+            if let (_, Some(problem)) = chain.check_record(&key.session, record)
                 && record.seq >= head.first
             {
                 let advice = "the audit trail was tampered with: compare the session with a backup";
@@ -265,7 +267,7 @@ impl Examination<'_> {
             None => findings.push(Finding::new(location, "its log does not begin with `created`", RESTORE_ADVICE)),
             Some(session) if expected_head(head, session.head()) != *head => {
                 let problem = format!("the head differs from the log in: {}", differences(head, session.head()));
-                findings.push(Finding { place: location, what: problem, cure: Remedy::Card(key) });
+                findings.push(Finding { location, description: problem, remedy: Remedy::RebuildHead(key) });
             }
             Some(_) => {}
         }
@@ -282,7 +284,7 @@ impl Examination<'_> {
             Ok(Some(bytes)) if BlobId::of(&bytes) == *id => None,
             Ok(Some(_)) => Some(format!("it references blob {id}, whose content does not match its hash")),
             Ok(None) => Some(format!("it references blob {id}, which is missing")),
-            Err(Error::Corrupt { place: location, why: reason }) => {
+            Err(Error::Corrupt { location, reason }) => {
                 Some(format!("it references blob {id}, which is damaged at {location}: {reason}"))
             }
             Err(e) => return Err(e),
@@ -294,7 +296,7 @@ impl Examination<'_> {
     /// Changes a store's finding of an unused blob to advice if a message references the blob, or
     /// if a session that may reference it could not be read.
     fn confirm_unused(&self, finding: Finding) -> Finding {
-        let Remedy::Remove(Orphan::Blob(tenant, id)) = &finding.cure else { return finding };
+        let Remedy::Remove(Orphan::Blob(tenant, id)) = &finding.remedy else { return finding };
         let advice = if self.media.contains_key(&(tenant.clone(), *id)) {
             "a message references the blob, but its reference is not counted, so a purge may remove it: export the session and import it again to correct the count"
         } else if self.has_unknown_tenant || self.unreadable.contains(tenant) {
@@ -302,7 +304,7 @@ impl Examination<'_> {
         } else {
             return finding;
         };
-        Finding::new(finding.place, finding.what, advice)
+        Finding::new(finding.location, finding.description, advice)
     }
 }
 

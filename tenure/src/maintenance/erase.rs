@@ -22,7 +22,7 @@ impl Tenure {
     /// Erases a user: every session, memory and index entry. Forks that belong to other users keep
     /// the records that they share. Only the user or an administrator of the tenant may do it.
     pub async fn erase(&self, principal: &Principal, user: &User) -> Result<ErasureReceipt> {
-        if principal.reach != AccessScope::Tenant && principal.user != *user {
+        if principal.scope != AccessScope::Tenant && principal.user != *user {
             return Err(Error::invalid("user", "only the user or an administrator of the tenant can erase a user"));
         }
         let mut sessions = 0;
@@ -41,7 +41,7 @@ impl Tenure {
             }
         }
         self.retract_user(&principal.tenant, user).await?;
-        self.store().clear(&principal.tenant, &Owner::User(user.clone())).await?;
+        self.store().delete_owner(&principal.tenant, &Owner::User(user.clone())).await?;
         Ok(ErasureReceipt { user: user.clone(), sessions, at: self.now() })
     }
 }

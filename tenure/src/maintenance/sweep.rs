@@ -103,7 +103,7 @@ impl Tenure {
         }
         let now = self.now();
         let max = self.limits().max_sweep;
-        let mut due = SessionQuery::new(OwnerFilter::Everyone, max);
+        let mut due = SessionQuery::new(OwnerFilter::AllTenants, max);
         due.due_before = Some(now);
         due.order = SessionOrder::Due;
         let heads = self.store().heads(&due).await?;
@@ -114,15 +114,15 @@ impl Tenure {
             let heads = self.sessions_over_limit(max).await?;
             report.more |= heads.len() == max;
             let tried = heads.len();
-            let over = heads.into_iter().map(|head| (head.key(), self.end(head, EndReason::Evicted, now)));
+            let over = heads.into_iter().map(|head| (head.key(), self.end_session(head, EndReason::Evicted, now)));
             run_concurrently(over, |key, outcome| {
                 report.record(key, outcome.map(|ended| ended.then_some(SweepOutcome::Evicted)))
             })
             .await;
             if report.evicted.is_empty() {
-                self.shared.stuck.fetch_add(tried, Ordering::Relaxed);
+                self.shared.unevictable.fetch_add(tried, Ordering::Relaxed);
             } else {
-                self.shared.stuck.swap(0, Ordering::Relaxed);
+                self.shared.unevictable.swap(0, Ordering::Relaxed);
             }
         }
         report.items = self.store().expire(now, max).await?;
@@ -137,13 +137,13 @@ impl Tenure {
         let counts = self.store().count().await?;
         let live: u64 = counts.iter().filter(|(status, _)| status.is_live()).map(|(_, n)| n).sum();
         let over = usize::try_from(live).unwrap_or(usize::MAX).saturating_sub(self.engine.options().max_sessions);
-        let skipped = self.shared.stuck.load(Ordering::Relaxed);
+        let skipped = self.shared.unevictable.load(Ordering::Relaxed);
         let skipped = if skipped < over { skipped } else { 0 };
-        self.shared.stuck.store(skipped, Ordering::Relaxed);
+        self.shared.unevictable.store(skipped, Ordering::Relaxed);
         if over == 0 {
             return Ok(Vec::new());
         }
-        let mut oldest = SessionQuery::new(OwnerFilter::Everyone, (over - skipped).min(max));
+        let mut oldest = SessionQuery::new(OwnerFilter::AllTenants, (over - skipped).min(max));
         oldest.offset = skipped;
         oldest.status = vec![Status::Active, Status::Paused];
         oldest.order = SessionOrder::Oldest;
@@ -153,20 +153,20 @@ impl Tenure {
     /// Processes a session that is due. `None` means that nothing was done.
     async fn end_due(&self, head: Head, now: Timestamp) -> Result<Option<SweepOutcome>> {
         let key = head.key();
-        self.engine.know(&key.tenant).await?;
+        self.engine.ensure_assistants_loaded(&key.tenant).await?;
         match self.engine.due_at(&head) {
             // The session was active since its due time was stored.
-            due if due.is_none_or(|t| t > now) => self.look_again(&head, due).await.map(|()| None),
-            _ if head.status == Status::Paused => match self.decide_for(&head).await? {
-                0 => self.look_again(&head, None).await.map(|()| None),
+            due if due.is_none_or(|t| t > now) => self.set_due_at(&head, due).await.map(|()| None),
+            _ if head.status == Status::Paused => match self.decide_overdue_in_session(&head).await? {
+                0 => self.set_due_at(&head, None).await.map(|()| None),
                 _ => Ok(Some(SweepOutcome::Decided)),
             },
             _ if head.status.is_live() => {
-                Ok(self.end(head, EndReason::Expired, now).await?.then_some(SweepOutcome::Expired))
+                Ok(self.end_session(head, EndReason::Expired, now).await?.then_some(SweepOutcome::Expired))
             }
             _ => {
                 let purged = self.store().purge_at(&key, head.info.created_at, head.seq).await;
-                self.engine.forget(&key);
+                self.engine.evict(&key);
                 match purged {
                     Ok(()) => Ok(Some(SweepOutcome::Purged)),
                     // The session was restored meanwhile.

@@ -1,7 +1,9 @@
 //! Dreams (memory consolidation): a session's memory that was recalled often, for different
 //! questions and on different days, is promoted to its user. Nothing is promoted in any other way.
 
-use crate::memory::memories::{MEMORY, MemoryLocation, bound, is_fresh, kept, shelf, written};
+use crate::memory::memories::{
+    MEMORY, MemoryLocation, decode_memory, encode_memory, is_fresh, namespace_of, sampled_eviction_cap,
+};
 use crate::memory::recall::{RECALLS, RecallEvent};
 use crate::store::item::{Item, Namespace, Owner};
 use crate::store::query::{OwnerFilter, SessionQuery};
@@ -105,7 +107,7 @@ impl Tenure {
             if policy.scope != MemoryScope::Session {
                 continue;
             }
-            let mut query = SessionQuery::new(OwnerFilter::Everyone, self.limits().max_page);
+            let mut query = SessionQuery::new(OwnerFilter::AllTenants, self.limits().max_page);
             query.assistant = Some(assistant.name.clone());
             query.status = vec![Status::Active, Status::Paused, Status::Expired];
             loop {
@@ -136,11 +138,11 @@ impl Tenure {
         dream: &mut Dream,
     ) -> Result<()> {
         let owner = Owner::Session(head.info.session_id.clone());
-        let session_namespace = shelf(&head.tenant, owner.clone(), MEMORY);
+        let session_namespace = namespace_of(&head.tenant, owner.clone(), MEMORY);
         if self.store().items(&session_namespace, None, 1).await?.is_empty() {
             return Ok(());
         }
-        let all_stats = self.recall_stats(&shelf(&head.tenant, owner, RECALLS)).await?;
+        let all_stats = self.recall_stats(&namespace_of(&head.tenant, owner, RECALLS)).await?;
         let mut passed: Vec<_> = all_stats.into_iter().filter(|(_, stats)| stats.passes(rules)).collect();
         passed.sort_by(|(a, _), (b, _)| a.cmp(b));
         for (id, stats) in passed {
@@ -148,13 +150,13 @@ impl Tenure {
             else {
                 continue;
             };
-            let user_namespace = shelf(&head.tenant, Owner::User(head.user.clone()), MEMORY);
+            let user_namespace = namespace_of(&head.tenant, Owner::User(head.user.clone()), MEMORY);
             if self.store().get(&user_namespace, &id, None).await?.is_some_and(|i| is_fresh(&i, dream.at)) {
                 continue;
             }
             if !dream.dry_run {
                 let location = MemoryLocation {
-                    shelf: user_namespace,
+                    namespace: user_namespace,
                     policy: policy.clone(),
                     assistant: None,
                     session: Some(head.clone()),
@@ -184,7 +186,7 @@ impl Tenure {
             for item in &page {
                 let subject = || format!("recall {} of {}", item.key, recalls.owner);
                 let event: RecallEvent = serde_json::from_str(&item.value).map_err(|e| Error::corrupt(subject(), e))?;
-                for memory in event.found {
+                for memory in event.memories {
                     let stats = all_stats.entry(memory.id).or_default();
                     stats.recalls += 1;
                     stats.score += memory.score;
@@ -198,21 +200,23 @@ impl Tenure {
     /// Copies a session's memory to its user, with back references from its sources so that it can
     /// be retracted.
     async fn promote(&self, location: &MemoryLocation, item: Item, dream: &str) -> Result<()> {
-        let mut record = kept(&item)?;
+        let mut record = decode_memory(&item)?;
         record.dream = Some(dream.to_owned());
         for source in record.sources.keys() {
-            self.leave_traces(location, &item.key, source, &User::default()).await?;
+            self.store_back_references(location, &item.key, source, &User::default()).await?;
         }
         let retention = location.policy.retention.and_then(|d| SignedDuration::try_from(d).ok());
         let expires_at = retention.and_then(|retention| self.now().checked_add(retention).ok());
-        let item = Item { value: written(&record), expires_at, uses: 0, ..item };
-        let _memory_guard = self.shared.memories.changing(&item.key).await;
-        self.store().put(&location.shelf, &item, bound(location.policy.max_entries, &item.key)).await?;
-        self.memory_changed(&location.shelf, &item.key).await
+        let item = Item { value: encode_memory(&record), expires_at, uses: 0, ..item };
+        let _memory_guard = self.shared.memories.lock_memory(&item.key).await;
+        self.store()
+            .put(&location.namespace, &item, sampled_eviction_cap(location.policy.max_entries, &item.key))
+            .await?;
+        self.memory_changed(&location.namespace, &item.key).await
     }
 
     async fn store_dream(&self, tenant: &Tenant, dream: &Dream) -> Result<()> {
-        let item = self.lasting(dream.id.clone(), serde_json::to_string(dream).expect("plain data"));
+        let item = self.permanent_item(dream.id.clone(), serde_json::to_string(dream).expect("plain data"));
         self.store().put(&dream_namespace(tenant), &item, Some(MAX_DREAMS)).await
     }
 
@@ -241,10 +245,10 @@ impl Tenure {
         };
         let mut reverted = 0;
         for promotion in &dream.promoted {
-            let user_namespace = shelf(&principal.tenant, Owner::User(promotion.user.clone()), MEMORY);
-            let _memory_guard = self.shared.memories.changing(&promotion.memory).await;
+            let user_namespace = namespace_of(&principal.tenant, Owner::User(promotion.user.clone()), MEMORY);
+            let _memory_guard = self.shared.memories.lock_memory(&promotion.memory).await;
             let Some(item) = self.store().get(&user_namespace, &promotion.memory, None).await? else { continue };
-            let mut record = kept(&item)?;
+            let mut record = decode_memory(&item)?;
             if record.dream.as_deref() != Some(id) {
                 continue;
             }
@@ -252,7 +256,7 @@ impl Tenure {
             if record.sources.is_empty() {
                 self.store().remove(&user_namespace, &promotion.memory).await?;
             } else {
-                let value = written(&MemoryRecord { dream: None, ..record });
+                let value = encode_memory(&MemoryRecord { dream: None, ..record });
                 self.store().put(&user_namespace, &Item { value, ..item }, None).await?;
             }
             self.memory_changed(&user_namespace, &promotion.memory).await?;
@@ -263,7 +267,7 @@ impl Tenure {
     }
 
     /// Removes a user from the stored reports.
-    pub(crate) async fn undream(&self, tenant: &Tenant, user: &User) -> Result<()> {
+    pub(crate) async fn remove_user_from_dreams(&self, tenant: &Tenant, user: &User) -> Result<()> {
         for mut dream in self.all_dreams(tenant).await? {
             let before = dream.promoted.len();
             dream.promoted.retain(|p| p.user != *user);
@@ -276,14 +280,14 @@ impl Tenure {
 }
 
 fn check_administrator(principal: &Principal) -> Result<()> {
-    match principal.reach {
+    match principal.scope {
         AccessScope::Tenant => Ok(()),
         AccessScope::Own => Err(Error::invalid("dream", "dream reports require an administrator of the tenant")),
     }
 }
 
 fn dream_namespace(tenant: &Tenant) -> Namespace {
-    shelf(tenant, Owner::Tenant, DREAMS)
+    namespace_of(tenant, Owner::Tenant, DREAMS)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! it came from store a back reference: when they are rewound or purged explicitly, a memory whose
 //! only source is there is retracted (D-072, D-073).
 
-use crate::engine::draft::Depth;
+use crate::engine::pending_commit::Depth;
 use crate::rules::session::StoredMessage;
 use crate::store::item::{Item, Namespace, Owner};
 use crate::tenure::Tenure;
@@ -23,7 +23,7 @@ use serde_json::{Map, Value};
 /// Namespace of the memories.
 pub(crate) const MEMORY: &str = "memory";
 /// Namespace of the back references.
-pub(crate) const TRACES: &str = "memory-traces";
+pub(crate) const BACK_REFERENCES: &str = "memory-traces";
 /// Registry of the namespaces that contain memories, used to recompute their vectors.
 pub(crate) const NAMESPACES: &str = "memory-shelves";
 /// The reserved tenant for data that belongs to no tenant.
@@ -54,7 +54,7 @@ pub struct NewMemory {
 
 /// Returns the text to index for word search. Character bigrams are appended for Chinese, Japanese,
 /// Korean, Thai and Lao, where words are often not separated by spaces.
-pub(crate) fn findable(text: &str) -> String {
+pub(crate) fn indexable_text(text: &str) -> String {
     let is_separator = |c: char| {
         !matches!(c, '\u{2e80}'..='\u{9fff}' | '\u{ac00}'..='\u{d7af}' | '\u{f900}'..='\u{faff}' | '\u{e00}'..='\u{eff}' | '\u{20000}'..='\u{3ffff}')
             || !c.is_alphanumeric()
@@ -84,7 +84,7 @@ pub(crate) struct BackReference {
 /// A resolved memory target: the namespace and the policy that applies to it.
 #[derive(Clone, Debug)]
 pub(crate) struct MemoryLocation {
-    pub shelf: Namespace,
+    pub namespace: Namespace,
     pub policy: MemoryPolicy,
     pub assistant: Option<String>,
     /// The head of the session, if the target is one.
@@ -96,12 +96,12 @@ pub(crate) fn memory_id(text: &str) -> String {
     format!("mem_{}", &blake3::hash(text.as_bytes()).to_hex()[..32])
 }
 
-pub(crate) fn shelf(tenant: &Tenant, owner: Owner, name: &str) -> Namespace {
+pub(crate) fn namespace_of(tenant: &Tenant, owner: Owner, name: &str) -> Namespace {
     Namespace { tenant: tenant.clone(), owner, name: name.to_owned() }
 }
 
 /// Parses an owner from its textual form in a namespace.
-pub(crate) fn owner_of(text: &str) -> Option<Owner> {
+pub(crate) fn parse_owner(text: &str) -> Option<Owner> {
     match text.split_once('/')? {
         ("session", id) => SessionId::new(id).ok().map(Owner::Session),
         ("user", user) => User::new(user).ok().map(Owner::User),
@@ -116,18 +116,18 @@ pub(crate) fn is_fresh(item: &Item, now: Timestamp) -> bool {
 }
 
 /// Deserializes the stored form of a memory.
-pub(crate) fn kept(item: &Item) -> Result<MemoryRecord> {
+pub(crate) fn decode_memory(item: &Item) -> Result<MemoryRecord> {
     serde_json::from_str(&item.value).map_err(|e| Error::corrupt(format!("memory {}", item.key), e))
 }
 
 /// Serializes a memory for storage.
-pub(crate) fn written(record: &MemoryRecord) -> String {
+pub(crate) fn encode_memory(record: &MemoryRecord) -> String {
     serde_json::to_string(record).expect("plain data")
 }
 
 /// Converts an item of a namespace into a [`Memory`].
-pub(crate) fn memory(namespace: &Namespace, item: Item) -> Result<Memory> {
-    let record = kept(&item)?;
+pub(crate) fn memory_from_item(namespace: &Namespace, item: Item) -> Result<Memory> {
+    let record = decode_memory(&item)?;
     let (scope, session_id, user, group) = match &namespace.owner {
         Owner::Session(id) => (MemoryScope::Session, Some(id.clone()), None, None),
         Owner::User(name) => (MemoryScope::User, None, Some(name.clone()), None),
@@ -158,33 +158,37 @@ pub(crate) fn memory(namespace: &Namespace, item: Item) -> Result<Memory> {
 
 /// Returns true if the message with this position is among `messages`, which are ordered by
 /// position.
-pub(crate) fn is_there(messages: &[StoredMessage], seq: Seq) -> bool {
+pub(crate) fn contains_message(messages: &[StoredMessage], seq: Seq) -> bool {
     messages.binary_search_by_key(&seq, |m| m.seq).is_ok()
 }
 
 /// Sampled eviction: enforcing the cap scans the namespace, so for large caps only about one write
 /// in `max / 1000` (at most 256) does it. Returns the cap if it is to be enforced by this write.
 /// The namespace may briefly exceed it.
-pub(crate) fn bound(max: usize, id: &str) -> Option<usize> {
+pub(crate) fn sampled_eviction_cap(max: usize, id: &str) -> Option<usize> {
     let one_in = (max / 1000).clamp(1, 256);
     (usize::from(blake3::hash(id.as_bytes()).as_bytes()[1]) % one_in == 0).then_some(max)
 }
 
 /// The namespace that lists all namespaces with memories.
 pub(crate) fn registry() -> Namespace {
-    shelf(&Tenant::new(SYSTEM).unwrap_or_default(), Owner::Tenant, NAMESPACES)
+    namespace_of(&Tenant::new(SYSTEM).unwrap_or_default(), Owner::Tenant, NAMESPACES)
 }
 
 /// The key of a namespace in the registry.
-pub(crate) fn entry(namespace: &Namespace) -> String {
+pub(crate) fn registry_key(namespace: &Namespace) -> String {
     format!("{} {}", namespace.tenant, namespace.owner)
 }
 
 impl Tenure {
     /// Resolves a memory target to its namespace and policy. The error explains why the target has
     /// no memories.
-    pub(crate) async fn mind(&self, principal: &Principal, target: &MemoryTarget) -> Result<MemoryLocation> {
-        self.engine.know(&principal.tenant).await?;
+    pub(crate) async fn resolve_memory_target(
+        &self,
+        principal: &Principal,
+        target: &MemoryTarget,
+    ) -> Result<MemoryLocation> {
+        self.engine.ensure_assistants_loaded(&principal.tenant).await?;
         let none = |param: &str, subject: String| {
             let message = format!(
                 "{subject} has no memory: `memory.scope` is `none`; set it to `session`, `user` or `group` on the assistant"
@@ -215,7 +219,7 @@ impl Tenure {
                 (owner, policy, Some(assistant.name.clone()), None)
             }
             MemoryTarget::Session(id) => {
-                let head = self.live(principal, id).await?;
+                let head = self.get_live_head(principal, id).await?;
                 let policy = self.policy(&principal.tenant, head.assistant.as_deref()).memory;
                 let owner = match policy.scope {
                     MemoryScope::None => return Err(none("session_id", format!("session {id}"))),
@@ -228,7 +232,7 @@ impl Tenure {
                 (owner, policy, head.assistant.clone(), Some(head))
             }
         };
-        Ok(MemoryLocation { shelf: shelf(&principal.tenant, owner, MEMORY), policy, assistant, session })
+        Ok(MemoryLocation { namespace: namespace_of(&principal.tenant, owner, MEMORY), policy, assistant, session })
     }
 
     /// Stores a memory. Idempotent by text: an equal text updates the existing memory, with a new
@@ -239,7 +243,7 @@ impl Tenure {
         target: &MemoryTarget,
         new_memory: NewMemory,
     ) -> Result<Memory> {
-        let location = self.mind(principal, target).await?;
+        let location = self.resolve_memory_target(principal, target).await?;
         let text = self.memory_text(&new_memory.text)?;
         let source = match &location.session {
             Some(head) => head.info.session_id.to_string(),
@@ -253,12 +257,12 @@ impl Tenure {
         let id = memory_id(&text);
         // Write the back references first: a dangling reference is harmless, a memory without one
         // could not be retracted.
-        self.leave_traces(&location, &id, &source, &principal.user).await?;
-        let _memory_guard = self.shared.memories.changing(&id).await;
+        self.store_back_references(&location, &id, &source, &principal.user).await?;
+        let _memory_guard = self.shared.memories.lock_memory(&id).await;
         let now = self.now();
-        let namespace = &location.shelf;
+        let namespace = &location.namespace;
         let existing = self.store().get(namespace, &id, None).await?.filter(|i| is_fresh(i, now));
-        let mut record = existing.as_ref().map_or_else(|| Ok(MemoryRecord::default()), kept)?;
+        let mut record = existing.as_ref().map_or_else(|| Ok(MemoryRecord::default()), decode_memory)?;
         let mut messages = record.sources.remove(&source).unwrap_or_default();
         messages.extend(new_memory.messages);
         messages.sort_unstable();
@@ -267,13 +271,13 @@ impl Tenure {
         record.assistant = record.assistant.or(location.assistant.clone());
         record.metadata.extend(new_memory.metadata);
         record.vector = vector.or(record.vector);
-        let indexed_text = findable(&text);
+        let indexed_text = indexable_text(&text);
         record.text = (indexed_text != text).then_some(text);
-        let value = written(&record);
+        let value = encode_memory(&record);
         let max = self.limits().max_item_bytes;
         if value.len() > max {
             return Err(Error::TooLarge {
-                what: "a memory's metadata".into(),
+                subject: "a memory's metadata".into(),
                 limit: "max_item_bytes",
                 max: max as u64,
             });
@@ -282,9 +286,9 @@ impl Tenure {
         let expires_at = retention.and_then(|retention| now.checked_add(retention).ok());
         let uses = existing.map_or(0, |i| i.uses);
         let item = Item { text: Some(indexed_text), uses, expires_at, ..Item::new(id, value, now) };
-        self.store().put(namespace, &item, bound(location.policy.max_entries, &item.key)).await?;
+        self.store().put(namespace, &item, sampled_eviction_cap(location.policy.max_entries, &item.key)).await?;
         self.memory_changed(namespace, &item.key).await?;
-        memory(namespace, item)
+        memory_from_item(namespace, item)
     }
 
     /// Trims, redacts and validates a text for storage as a memory.
@@ -297,7 +301,7 @@ impl Tenure {
             _ if text.contains('\0') => Err(Error::invalid("text", "a memory must not contain NUL characters")),
             _ if text.len() > max => {
                 let subject = format!("a memory of {} bytes", text.len());
-                Err(Error::TooLarge { what: subject, limit: "max_memory_bytes", max: max as u64 })
+                Err(Error::TooLarge { subject, limit: "max_memory_bytes", max: max as u64 })
             }
             _ => Ok(text.to_owned()),
         }
@@ -315,12 +319,13 @@ impl Tenure {
         let id = &head.info.session_id;
         self.engine
             .read(principal, id, Depth::Session, |state| {
-                let session = self.engine.whole_ref(state, id)?;
-                match messages.iter().find(|seq| !is_there(&session.messages, **seq)) {
+                let session = self.engine.full_session_ref(state, id)?;
+                match messages.iter().find(|seq| !contains_message(&session.messages, **seq)) {
                     None => Ok(()),
-                    Some(seq) => {
-                        Err(Error::NoSuchPoint { session_id: id.clone(), what: format!("a message with record {seq}") })
-                    }
+                    Some(seq) => Err(Error::NoSuchPoint {
+                        session_id: id.clone(),
+                        point: format!("a message with record {seq}"),
+                    }),
                 }
             })
             .await
@@ -328,48 +333,50 @@ impl Tenure {
 
     /// Stores the back references of a memory: with its source session, and for a group memory also
     /// with the contributing user. Registers the namespace.
-    pub(crate) async fn leave_traces(
+    pub(crate) async fn store_back_references(
         &self,
         location: &MemoryLocation,
         id: &str,
         source: &str,
         user: &User,
     ) -> Result<()> {
-        let tenant = &location.shelf.tenant;
-        let owner = location.shelf.owner.to_string();
+        let tenant = &location.namespace.tenant;
+        let owner = location.namespace.owner.to_string();
         let key = format!("{id} {source} {owner}");
         let key = blake3::hash(key.as_bytes()).to_hex().to_string();
         let reference = BackReference { id: id.to_owned(), owner, source: source.to_owned() };
-        let item = self.lasting(key, serde_json::to_string(&reference).expect("plain data"));
+        let item = self.permanent_item(key, serde_json::to_string(&reference).expect("plain data"));
         if let Some(head) = &location.session {
-            let references = shelf(tenant, Owner::Session(head.info.session_id.clone()), TRACES);
+            let references = namespace_of(tenant, Owner::Session(head.info.session_id.clone()), BACK_REFERENCES);
             self.store().put(&references, &item, None).await?;
         }
         // A group outlives its members: erasing a user must retract what they contributed.
-        if matches!(location.shelf.owner, Owner::Group(_)) {
+        if matches!(location.namespace.owner, Owner::Group(_)) {
             let contributor = location.session.as_ref().map_or(user, |head| &head.user);
-            self.store().put(&shelf(tenant, Owner::User(contributor.clone()), TRACES), &item, None).await?;
+            self.store()
+                .put(&namespace_of(tenant, Owner::User(contributor.clone()), BACK_REFERENCES), &item, None)
+                .await?;
         }
-        self.register(&location.shelf).await
+        self.register_memory_namespace(&location.namespace).await
     }
 
     /// Creates an item without expiry.
-    pub(crate) fn lasting(&self, key: String, value: String) -> Item {
+    pub(crate) fn permanent_item(&self, key: String, value: String) -> Item {
         let now = self.now();
         Item::new(key, value, now)
     }
 
     /// Registers a namespace as containing memories. Session namespaces are not registered; they
     /// are deleted with their session.
-    pub async fn register(&self, namespace: &Namespace) -> Result<()> {
-        if matches!(namespace.owner, Owner::Session(_)) || !self.shared.memories.is_new(namespace) {
+    pub async fn register_memory_namespace(&self, namespace: &Namespace) -> Result<()> {
+        if matches!(namespace.owner, Owner::Session(_)) || !self.shared.memories.register_namespace(namespace) {
             return Ok(());
         }
-        self.store().put(&registry(), &self.lasting(entry(namespace), "null".to_owned()), None).await
+        self.store().put(&registry(), &self.permanent_item(registry_key(namespace), "null".to_owned()), None).await
     }
 
     /// Lists the registered namespaces. Some may be empty by now.
-    pub(crate) async fn memory_shelves(&self) -> Result<Vec<Namespace>> {
+    pub(crate) async fn memory_namespaces(&self) -> Result<Vec<Namespace>> {
         let mut namespaces = Vec::new();
         let mut after = None::<String>;
         loop {
@@ -378,16 +385,16 @@ impl Tenure {
             after = Some(last.key.clone());
             namespaces.extend(page.iter().filter_map(|item| {
                 let (tenant, owner) = item.key.split_once(' ')?;
-                Some(shelf(&Tenant::new(tenant).ok()?, owner_of(owner)?, MEMORY))
+                Some(namespace_of(&Tenant::new(tenant).ok()?, parse_owner(owner)?, MEMORY))
             }));
         }
     }
 
     /// Returns a memory by its id. `None` if it does not exist or has expired.
     pub async fn memory(&self, principal: &Principal, target: &MemoryTarget, id: &str) -> Result<Option<Memory>> {
-        let location = self.mind(principal, target).await?;
-        let item = self.store().get(&location.shelf, id, None).await?;
-        item.filter(|i| is_fresh(i, self.now())).map(|item| memory(&location.shelf, item)).transpose()
+        let location = self.resolve_memory_target(principal, target).await?;
+        let item = self.store().get(&location.namespace, id, None).await?;
+        item.filter(|i| is_fresh(i, self.now())).map(|item| memory_from_item(&location.namespace, item)).transpose()
     }
 
     /// Lists at most `limit` memories in order of their ids, after the id `after`.
@@ -398,16 +405,16 @@ impl Tenure {
         after: Option<&str>,
         limit: usize,
     ) -> Result<Vec<Memory>> {
-        let location = self.mind(principal, target).await?;
+        let location = self.resolve_memory_target(principal, target).await?;
         let now = self.now();
         let mut after = after.map(str::to_owned);
         let mut memories = Vec::new();
         while memories.len() < limit {
-            let page = self.store().items(&location.shelf, after.as_deref(), limit - memories.len()).await?;
+            let page = self.store().items(&location.namespace, after.as_deref(), limit - memories.len()).await?;
             let Some(last) = page.last() else { break };
             after = Some(last.key.clone());
             for item in page.into_iter().filter(|i| is_fresh(i, now)) {
-                memories.push(memory(&location.shelf, item)?);
+                memories.push(memory_from_item(&location.namespace, item)?);
             }
         }
         Ok(memories)
@@ -415,12 +422,12 @@ impl Tenure {
 
     /// Deletes a memory and scrubs its text from the store. Returns whether it existed.
     pub async fn forget_memory(&self, principal: &Principal, target: &MemoryTarget, id: &str) -> Result<bool> {
-        let location = self.mind(principal, target).await?;
-        let _memory_guard = self.shared.memories.changing(id).await;
-        let existed = self.store().remove(&location.shelf, id).await?;
-        self.memory_changed(&location.shelf, id).await?;
+        let location = self.resolve_memory_target(principal, target).await?;
+        let _memory_guard = self.shared.memories.lock_memory(id).await;
+        let existed = self.store().remove(&location.namespace, id).await?;
+        self.memory_changed(&location.namespace, id).await?;
         if existed {
-            self.store().wipe(&location.shelf.tenant, &location.shelf.owner).await?;
+            self.store().scrub(&location.namespace.tenant, &location.namespace.owner).await?;
         }
         Ok(existed)
     }

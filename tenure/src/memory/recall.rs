@@ -1,7 +1,7 @@
 //! Recall: finds memories relevant to a question by word search and by embedding similarity, and
 //! builds the prompt block that injects them.
 
-use crate::memory::memories::{MemoryLocation, MemoryTarget, findable, is_fresh, memory, shelf};
+use crate::memory::memories::{MemoryLocation, MemoryTarget, indexable_text, is_fresh, memory_from_item, namespace_of};
 use crate::memory::vectors::NearestResult;
 use crate::rules::prompt::tokens;
 use crate::rules::text::words;
@@ -77,7 +77,7 @@ pub struct InjectedMemory {
 pub(crate) struct RecallEvent {
     pub question: String,
     pub at: Timestamp,
-    pub found: Vec<InjectedMemory>,
+    pub memories: Vec<InjectedMemory>,
 }
 
 /// The memory injection of a turn.
@@ -86,7 +86,7 @@ pub(crate) struct MemoryInjection {
     /// The system message for the prompt.
     pub block: Message,
     /// The memories that it contains.
-    pub told: Vec<InjectedMemory>,
+    pub memories: Vec<InjectedMemory>,
     /// The recall event, to be committed with the run's next step.
     pub event: Item,
 }
@@ -118,7 +118,7 @@ fn weights(question: &str) -> HashMap<String, f64> {
         let is_significant = !word.is_ascii() || word.bytes().any(|b| b.is_ascii_digit());
         word.chars().count().saturating_sub(if is_significant { 0 } else { 2 }) as f64
     };
-    words(&findable(question)).into_iter().map(|word| (weight(&word), word)).map(|(n, word)| (word, n)).collect()
+    words(&indexable_text(question)).into_iter().map(|word| (weight(&word), word)).map(|(n, word)| (word, n)).collect()
 }
 
 /// The weighted share of a question's words that occur in a text, from 0 to 1.
@@ -138,14 +138,14 @@ impl Tenure {
         question: &str,
         limit: usize,
     ) -> Result<RecallResult> {
-        let location = self.mind(principal, target).await?;
+        let location = self.resolve_memory_target(principal, target).await?;
         let result = self.recall_in(&location, question, limit).await?;
         if let Some(event) = self.recall_event(question, &result.memories) {
             let owner = match &location.session {
                 Some(head) => Owner::Session(head.info.session_id.clone()),
                 None => Owner::User(principal.user.clone()),
             };
-            self.store().put(&shelf(&principal.tenant, owner, RECALLS), &event, Some(MAX_RECALLS)).await?;
+            self.store().put(&namespace_of(&principal.tenant, owner, RECALLS), &event, Some(MAX_RECALLS)).await?;
         }
         Ok(result)
     }
@@ -156,9 +156,9 @@ impl Tenure {
         if question.trim().is_empty() || limit == 0 {
             return Ok(RecallResult::default());
         }
-        let namespace = &location.shelf;
+        let namespace = &location.namespace;
         let candidates = CANDIDATES.max(limit);
-        let query = findable(question);
+        let query = indexable_text(question);
         let (word_hits, nearest) = tokio::join!(
             self.store().search(namespace, &query, candidates),
             self.nearest(namespace, question, candidates)
@@ -166,7 +166,7 @@ impl Tenure {
         let now = self.now();
         let (nearest, by_meaning, note) = match nearest? {
             NearestResult::Found(nearest) => (nearest, true, None),
-            NearestResult::Not(reason) => {
+            NearestResult::Skipped(reason) => {
                 (Vec::new(), false, Some(format!("similarity search was not used: {reason}")))
             }
         };
@@ -193,7 +193,7 @@ impl Tenure {
                 let Some(item) = item.filter(|item| is_fresh(item, now)) else { continue };
                 let score = *score;
                 let similarity = nearest.iter().find(|(k, _)| k == key).map(|(_, cosine)| *cosine);
-                memories.push(RecallHit { score, similarity, memory: memory(namespace, item)? });
+                memories.push(RecallHit { score, similarity, memory: memory_from_item(namespace, item)? });
             }
         }
         Ok(RecallResult { memories, by_meaning, note })
@@ -205,39 +205,43 @@ impl Tenure {
         }
         let memories = hits.iter().map(|h| InjectedMemory { id: h.memory.id.clone(), score: h.score }).collect();
         let (question, _) = self.redact(truncated(question));
-        let event = RecallEvent { question: question.replace('\0', " "), at: self.now(), found: memories };
+        let event = RecallEvent { question: question.replace('\0', " "), at: self.now(), memories };
         let value = serde_json::to_string(&event).expect("plain data");
-        Some(self.lasting(uuid::Uuid::now_v7().to_string(), value))
+        Some(self.permanent_item(uuid::Uuid::now_v7().to_string(), value))
     }
 
     /// Returns true if the policy injects memories into prompts.
-    pub(crate) fn tells(&self, tenant: &Tenant, assistant: Option<&str>) -> bool {
+    pub(crate) fn injects_memories(&self, tenant: &Tenant, assistant: Option<&str>) -> bool {
         let policy = self.policy(tenant, assistant).memory;
         policy.scope != MemoryScope::None && policy.inject
     }
 
     /// Recalls memories for injection into a prompt, if the policy requests it. Failures are logged
     /// and never fail a turn.
-    pub(crate) async fn recollect(
+    pub(crate) async fn recall_for_prompt(
         &self,
         principal: &Principal,
         id: &SessionId,
         assistant: Option<&str>,
         messages: &[Message],
     ) -> Option<MemoryInjection> {
-        if !self.tells(&principal.tenant, assistant) {
+        if !self.injects_memories(&principal.tenant, assistant) {
             return None;
         }
         let policy = self.policy(&principal.tenant, assistant).memory;
         let question = messages.iter().rev().find(|m| m.role() == Role::User)?.text();
         let result = async {
-            let location = self.mind(principal, &MemoryTarget::Session(id.clone())).await?;
+            let location = self.resolve_memory_target(principal, &MemoryTarget::Session(id.clone())).await?;
             self.recall_in(&location, &question, policy.limit).await
         };
         match result.await {
             Ok(result) => {
                 let (block, injected) = memory_block(result.memories.clone(), &policy)?;
-                Some(MemoryInjection { block, told: injected, event: self.recall_event(&question, &result.memories)? })
+                Some(MemoryInjection {
+                    block,
+                    memories: injected,
+                    event: self.recall_event(&question, &result.memories)?,
+                })
             }
             Err(e) => {
                 tracing::warn!(session_id = %id, error = %e, "recall failed; the turn continues without memories");
@@ -272,7 +276,7 @@ fn memory_block(mut hits: Vec<RecallHit>, policy: &MemoryPolicy) -> Option<(Mess
 /// Inserts the memory block after the instructions and before the turns (D-076).
 pub(crate) fn with_block(mut messages: Vec<Message>, block: Option<&Message>) -> Vec<Message> {
     if let Some(block) = block {
-        let position = messages.iter().take_while(|m| m.role().instructs()).count();
+        let position = messages.iter().take_while(|m| m.role().is_instruction()).count();
         messages.insert(position, block.clone());
     }
     messages
@@ -309,7 +313,7 @@ mod tests {
         assert!(share_of("What is her favourite tea?", "What is in her bag") < MIN_SHARE);
         assert!(share_of("What is her favourite tea?", "favourite colour: green") > MIN_SHARE);
         assert!(share_of("who has 88?", "locker 88 is hers") > MIN_SHARE);
-        assert!(share_of("緑茶", &findable("彼女は緑茶が好きです")) > MIN_SHARE);
+        assert!(share_of("緑茶", &indexable_text("彼女は緑茶が好きです")) > MIN_SHARE);
         assert_eq!(share_of("", "anything"), 0.0);
     }
 }

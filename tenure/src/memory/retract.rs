@@ -3,7 +3,8 @@
 
 use crate::engine::write::Committed;
 use crate::memory::memories::{
-    BackReference, MEMORY, TRACES, entry, is_there, kept, owner_of, registry, shelf, written,
+    BACK_REFERENCES, BackReference, MEMORY, contains_message, decode_memory, encode_memory, namespace_of, parse_owner,
+    registry, registry_key,
 };
 use crate::rules::session::StoredMessage;
 use crate::store::item::{Item, Namespace, Owner};
@@ -37,10 +38,10 @@ impl Tenure {
     /// Retracts the memories whose only source is a session's discarded messages. `remaining` is
     /// the messages that remain. `None` means that the whole session is purged.
     pub(crate) async fn retract(&self, key: &SessionKey, remaining: Option<&[StoredMessage]>) -> Result<()> {
-        let references = shelf(&key.tenant, Owner::Session(key.session.clone()), TRACES);
+        let references = namespace_of(&key.tenant, Owner::Session(key.session.clone()), BACK_REFERENCES);
         self.retract_from(&references, |messages| match remaining {
             None => false,
-            Some(remaining) => messages.is_empty() || messages.iter().any(|seq| is_there(remaining, *seq)),
+            Some(remaining) => messages.is_empty() || messages.iter().any(|seq| contains_message(remaining, *seq)),
         })
         .await
     }
@@ -48,11 +49,11 @@ impl Tenure {
     /// Retracts memories after a committed rewind, based on the messages that remain.
     pub(crate) async fn retract_rewound(&self, principal: &Principal, id: &SessionId) -> Result<()> {
         let key = principal.key(id);
-        let references = shelf(&key.tenant, Owner::Session(key.session.clone()), TRACES);
+        let references = namespace_of(&key.tenant, Owner::Session(key.session.clone()), BACK_REFERENCES);
         if self.store().items(&references, None, 1).await?.is_empty() {
             return Ok(());
         }
-        let session = self.engine.shared(principal, id).await?;
+        let session = self.engine.shared_session(principal, id).await?;
         self.retract(&key, Some(&session.messages)).await
     }
 
@@ -75,8 +76,8 @@ impl Tenure {
                 }
             }
         }
-        for owner in affected_owners.iter().filter_map(|o| owner_of(o)) {
-            self.store().wipe(&references.tenant, &owner).await?;
+        for owner in affected_owners.iter().filter_map(|o| parse_owner(o)) {
+            self.store().scrub(&references.tenant, &owner).await?;
         }
         Ok(())
     }
@@ -89,11 +90,11 @@ impl Tenure {
         reference: &BackReference,
         is_valid: impl Fn(&[Seq]) -> bool,
     ) -> Result<bool> {
-        let Some(owner) = owner_of(&reference.owner) else { return Ok(true) };
-        let memories = shelf(tenant, owner, MEMORY);
-        let _memory_guard = self.shared.memories.changing(&reference.id).await;
+        let Some(owner) = parse_owner(&reference.owner) else { return Ok(true) };
+        let memories = namespace_of(tenant, owner, MEMORY);
+        let _memory_guard = self.shared.memories.lock_memory(&reference.id).await;
         let Some(item) = self.store().get(&memories, &reference.id, None).await? else { return Ok(true) };
-        let mut record = kept(&item)?;
+        let mut record = decode_memory(&item)?;
         match record.sources.get(&reference.source) {
             None => return Ok(true),
             Some(messages) if is_valid(messages) => return Ok(false),
@@ -102,7 +103,7 @@ impl Tenure {
         if record.sources.is_empty() {
             self.store().remove(&memories, &reference.id).await?;
         } else {
-            self.store().put(&memories, &Item { value: written(&record), ..item }, None).await?;
+            self.store().put(&memories, &Item { value: encode_memory(&record), ..item }, None).await?;
         }
         self.memory_changed(&memories, &reference.id).await?;
         Ok(true)
@@ -112,10 +113,10 @@ impl Tenure {
     /// reports and from the registry of namespaces.
     pub(crate) async fn retract_user(&self, tenant: &Tenant, user: &User) -> Result<()> {
         let owner = Owner::User(user.clone());
-        self.retract_from(&shelf(tenant, owner.clone(), TRACES), |_| false).await?;
-        self.undream(tenant, user).await?;
-        let user_memories = shelf(tenant, owner, MEMORY);
-        self.shared.memories.forget(&user_memories);
-        self.store().remove(&registry(), &entry(&user_memories)).await.map(drop)
+        self.retract_from(&namespace_of(tenant, owner.clone(), BACK_REFERENCES), |_| false).await?;
+        self.remove_user_from_dreams(tenant, user).await?;
+        let user_memories = namespace_of(tenant, owner, MEMORY);
+        self.shared.memories.evict(&user_memories);
+        self.store().remove(&registry(), &registry_key(&user_memories)).await.map(drop)
     }
 }

@@ -91,7 +91,7 @@ impl Tenure {
         match action {
             Action::Remember { text } => {
                 // The source is the message that contains the call.
-                let session = self.engine.shared(principal, id).await?;
+                let session = self.engine.shared_session(principal, id).await?;
                 let contains_call = |m: &&StoredMessage| m.message.tool_calls().iter().any(|c| c.id == call.id);
                 let messages = session.messages.iter().rev().find(contains_call).map(|m| m.seq).into_iter().collect();
                 let memory =

@@ -8,7 +8,7 @@
 
 use crate::engine::vector_index::{VectorIndex, WeighedIndex};
 use crate::executors::embedder::Embedder;
-use crate::memory::memories::{MEMORY, kept};
+use crate::memory::memories::{MEMORY, decode_memory};
 use crate::store::item::{Item, Namespace, Owner};
 use crate::tenure::Tenure;
 use crate::types::error::{Error, Result};
@@ -36,7 +36,7 @@ pub(crate) enum NearestResult {
     /// Ids and similarities of the nearest memories.
     Found(Vec<(String, f32)>),
     /// The reason why the search was skipped.
-    Not(String),
+    Skipped(String),
 }
 
 impl Tenure {
@@ -63,7 +63,7 @@ impl Tenure {
             return Ok(());
         }
         let now = self.now();
-        let mut note = self.lasting(time_ordered_key(now), id.to_owned());
+        let mut note = self.permanent_item(time_ordered_key(now), id.to_owned());
         note.expires_at = now.checked_add(CHANGE_TTL).ok();
         self.store().put(&change_namespace(namespace), &note, None).await
     }
@@ -71,17 +71,17 @@ impl Tenure {
     /// Finds the memories of a namespace whose vectors are nearest to that of a question.
     pub(crate) async fn nearest(&self, namespace: &Namespace, question: &str, limit: usize) -> Result<NearestResult> {
         let Some(embedder) = self.engine.options().embedder.as_ref() else {
-            return Ok(NearestResult::Not("no embedder is configured".to_owned()));
+            return Ok(NearestResult::Skipped("no embedder is configured".to_owned()));
         };
         let vectors = match embed(embedder, vec![question.to_owned()]).await {
             Ok(vectors) => vectors,
-            Err(reason) => return Ok(NearestResult::Not(reason)),
+            Err(reason) => return Ok(NearestResult::Skipped(reason)),
         };
         let slot = self.vector_index(namespace, embedder);
-        let mut index = slot.codes.lock().await;
+        let mut index = slot.index.lock().await;
         self.refresh_index(namespace, &mut index).await?;
         // Session namespaces are not covered by `embed_all`, so missing vectors are computed here.
-        if !index.bare.is_empty() && matches!(namespace.owner, Owner::Session(_)) {
+        if !index.without_vector.is_empty() && matches!(namespace.owner, Owner::Session(_)) {
             match self.embed_namespace(namespace, embedder, &mut |_| ()).await {
                 Ok(_) => self.refresh_index(namespace, &mut index).await?,
                 Err(e) => {
@@ -103,7 +103,7 @@ impl Tenure {
             let index = VectorIndex { model: embedder.name().to_owned(), ..VectorIndex::default() };
             Ok::<_, std::convert::Infallible>(WeighedIndex {
                 weight: index.weight(),
-                codes: Arc::new(Mutex::new(index)),
+                index: Arc::new(Mutex::new(index)),
             })
         };
         match self.shared.memories.vectors.get_or_insert_with(namespace, new_index) {
@@ -116,17 +116,17 @@ impl Tenure {
     /// stored.
     async fn refresh_index(&self, namespace: &Namespace, index: &mut VectorIndex) -> Result<()> {
         let now = self.now();
-        let since = index.looked.filter(|t| now.duration_since(*t).abs() < CHANGE_TTL - CLOCK_SKEW - CLOCK_SKEW);
+        let since = index.checked_at.filter(|t| now.duration_since(*t).abs() < CHANGE_TTL - CLOCK_SKEW - CLOCK_SKEW);
         let Some(since) = since else { return self.rebuild_index(namespace, index, now).await };
         let notes = self.change_notes(namespace, since).await?;
-        for note in notes.iter().filter(|n| !index.seen.contains_key(&n.key)).collect::<Vec<_>>() {
+        for note in notes.iter().filter(|n| !index.applied_notes.contains_key(&n.key)).collect::<Vec<_>>() {
             let item = self.store().get(namespace, &note.value, None).await?;
-            let record = item.as_ref().map(kept).transpose()?;
+            let record = item.as_ref().map(decode_memory).transpose()?;
             index.set(&note.value, record.as_ref());
         }
-        index.seen.extend(notes.into_iter().map(|n| (n.key, n.created_at)));
-        index.seen.retain(|_, at| now.duration_since(*at) < CLOCK_SKEW + CLOCK_SKEW + CLOCK_SKEW);
-        index.looked = Some(now);
+        index.applied_notes.extend(notes.into_iter().map(|n| (n.key, n.created_at)));
+        index.applied_notes.retain(|_, at| now.duration_since(*at) < CLOCK_SKEW + CLOCK_SKEW + CLOCK_SKEW);
+        index.checked_at = Some(now);
         Ok(())
     }
 
@@ -151,10 +151,10 @@ impl Tenure {
             let Some(last) = page.last() else { break };
             after = Some(last.key.clone());
             for item in &page {
-                index.set(&item.key, Some(&kept(item)?));
+                index.set(&item.key, Some(&decode_memory(item)?));
             }
         }
-        index.looked = Some(now);
+        index.checked_at = Some(now);
         Ok(())
     }
 
@@ -174,7 +174,7 @@ impl Tenure {
             after = Some(last.key.clone());
             let mut missing = Vec::new();
             for item in page {
-                let record = kept(&item)?;
+                let record = decode_memory(&item)?;
                 let has_vector = record.vector.is_some_and(|v| v.model == embedder.name());
                 missing.extend(record.text.or(item.text).filter(|_| !has_vector).map(|text| (item.key, text)));
             }
@@ -191,11 +191,11 @@ impl Tenure {
     }
 
     async fn store_vector(&self, namespace: &Namespace, id: &str, vector: Vector) -> Result<()> {
-        let _memory_guard = self.shared.memories.changing(id).await;
+        let _memory_guard = self.shared.memories.lock_memory(id).await;
         // The memory may have been removed in the meantime.
         let Some(item) = self.store().get(namespace, id, None).await? else { return Ok(()) };
-        let record = MemoryRecord { vector: Some(vector), ..kept(&item)? };
-        let item = Item { value: crate::memory::memories::written(&record), ..item };
+        let record = MemoryRecord { vector: Some(vector), ..decode_memory(&item)? };
+        let item = Item { value: crate::memory::memories::encode_memory(&record), ..item };
         self.store().put(namespace, &item, None).await?;
         self.memory_changed(namespace, id).await
     }
@@ -206,7 +206,7 @@ impl Tenure {
     pub async fn embed_all(&self, mut on_batch: impl FnMut(usize)) -> Result<usize> {
         let Some(embedder) = self.engine.options().embedder.as_ref() else { return Ok(0) };
         let mut count = 0;
-        for namespace in self.memory_shelves().await? {
+        for namespace in self.memory_namespaces().await? {
             count += self.embed_namespace(&namespace, embedder, &mut on_batch).await?;
         }
         Ok(count)
@@ -256,7 +256,7 @@ mod tests {
         index.set("longer", Some(&record_with_vector(&[1.0, 0.0, 0.0])));
         let found: Vec<_> = index.nearest(&[2.0, 0.5], 10).into_iter().map(|(key, _)| key).collect();
         assert_eq!(found, ["east", "north-east", "north"]);
-        assert_eq!(index.bare.len(), 2);
+        assert_eq!(index.without_vector.len(), 2);
         assert!(index.nearest(&[1.0, 0.0, 0.0], 10).is_empty(), "of another length");
     }
 

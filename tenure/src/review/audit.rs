@@ -33,7 +33,7 @@ impl AuditTrail {
         let mut check = ChainCheck::default();
         let mut trail = Self { decisions: Vec::new(), broken: None };
         for record in log {
-            let (decision, broken) = check.take(&head.info.session_id, record);
+            let (decision, broken) = check.check_record(&head.info.session_id, record);
             trail.decisions.extend(decision);
             if trail.broken.is_none() {
                 trail.broken = broken.map(|reason| (record.seq, reason));
@@ -119,7 +119,7 @@ impl Tenure {
     /// session and by record within a session. A decision shared by forks is exported once, with
     /// the session whose log contains it.
     pub fn audit_export(&self, principal: &Principal, range: AuditRange) -> AuditExport {
-        let owner_filter = match principal.reach {
+        let owner_filter = match principal.scope {
             AccessScope::Own => OwnerFilter::User(principal.tenant.clone(), principal.user.clone()),
             AccessScope::Tenant => OwnerFilter::Tenant(principal.tenant.clone()),
         };
@@ -152,7 +152,7 @@ impl AuditExport {
                 // A session purged during the export has no records left.
                 let Some(end) = page.last().map(|r| r.seq) else { continue };
                 let id = &head.info.session_id;
-                let decisions = page.iter().filter_map(|record| check.take(id, record).0);
+                let decisions = page.iter().filter_map(|record| check.check_record(id, record).0);
                 let decisions: Vec<_> = decisions.filter(|d| self.range.contains(d.at)).collect();
                 if end < head.seq {
                     self.current = Some((head, end, check));

@@ -3,7 +3,7 @@
 //! Open reviews are indexed in the sessions' heads and stored in their logs; there is no separate
 //! list that could diverge (D-061).
 
-use crate::engine::draft::{Depth, PendingCommit};
+use crate::engine::pending_commit::{Depth, PendingCommit};
 use crate::rules::session::{Review, Session};
 use crate::store::query::{OwnerFilter, SessionCursor, SessionOrder, SessionQuery};
 use crate::tenure::Tenure;
@@ -57,7 +57,7 @@ impl Tenure {
         cursor: Option<SessionCursor>,
         sessions: usize,
     ) -> Result<ReviewPage> {
-        let mut query = SessionQuery::new(OwnerFilter::Everyone, sessions);
+        let mut query = SessionQuery::new(OwnerFilter::AllTenants, sessions);
         query.cursor = cursor;
         query.reviewing = Some(match filter {
             ReviewFilter::Open(None) => ReviewIndexLabel::Open,
@@ -68,7 +68,7 @@ impl Tenure {
         let mut reviews = Vec::new();
         for head in page.heads {
             let matching = self.engine.read(principal, &head.info.session_id, Depth::Session, |state| {
-                let session = self.engine.whole_ref(state, &head.info.session_id)?;
+                let session = self.engine.full_session_ref(state, &head.info.session_id)?;
                 let selected = session.reviews.iter().filter(|r| match filter {
                     ReviewFilter::Open(queue) => {
                         r.decided.is_none() && !r.void && (queue.is_none() || r.opened.queue == *queue)
@@ -91,7 +91,7 @@ impl Tenure {
     pub async fn review(&self, principal: &Principal, id: &ReviewId) -> Result<(Head, Review)> {
         let session_id = id.session().ok_or_else(|| no_review(id))?;
         let review = self.engine.read(principal, &session_id, Depth::Session, |state| {
-            let session = self.engine.whole_ref(state, &session_id)?;
+            let session = self.engine.full_session_ref(state, &session_id)?;
             Ok((session.head().clone(), find_review(session, id)?.clone()))
         });
         review.await.map_err(|e| hide_session(e, id))
@@ -133,7 +133,7 @@ impl Tenure {
         let arguments = input.arguments.as_ref().map_or(0, |a| a.to_string().len());
         let size = input.notes.as_ref().map_or(0, String::len) + input.reviewer.len() + arguments;
         if size > max {
-            return Err(Error::TooLarge { what: "a decision".into(), limit: "max_info_bytes", max: max as u64 });
+            return Err(Error::TooLarge { subject: "a decision".into(), limit: "max_info_bytes", max: max as u64 });
         }
         self.update_review(principal, id, |session, review, now| {
             check_claim(review, &input.reviewer, now)?;
@@ -177,7 +177,7 @@ impl Tenure {
                     || "the run of the review has ended".to_owned(),
                     |(_, d)| format!("{} decided {}", d.reviewer, d.decision.as_str()),
                 );
-                return Err(Error::Decided { review: id.clone(), how: decision });
+                return Err(Error::Decided { review: id.clone(), reason: decision });
             }
             let (entries, updated_review) = step(session, review, now)?;
             Ok(PendingCommit::new(entries, updated_review))
@@ -188,20 +188,20 @@ impl Tenure {
     /// Applies the timeout decision to reviews that are overdue, and returns how many were decided.
     /// At most `max_sweep` sessions are processed per call.
     pub async fn decide_overdue(&self) -> Result<usize> {
-        let mut query = SessionQuery::new(OwnerFilter::Everyone, self.limits().max_sweep);
+        let mut query = SessionQuery::new(OwnerFilter::AllTenants, self.limits().max_sweep);
         query.due_before = Some(self.now());
         query.order = SessionOrder::Due;
         query.status = vec![Status::Paused];
         let mut count = 0;
         for head in self.store().heads(&query).await? {
-            count += self.decide_for(&head).await?;
+            count += self.decide_overdue_in_session(&head).await?;
         }
         Ok(count)
     }
 
     /// Applies the timeout decision to the overdue reviews of one session, and returns how many
     /// were decided.
-    pub(crate) async fn decide_for(&self, head: &Head) -> Result<usize> {
+    pub(crate) async fn decide_overdue_in_session(&self, head: &Head) -> Result<usize> {
         let principal = head.owner();
         let id = &head.info.session_id;
         let overdue = self.engine.read(&principal, id, Depth::Run, |state| {

@@ -56,14 +56,14 @@ struct CompletionChoice<'a> {
 
 impl ModelAnswer {
     /// Creates an empty response whose message may have at most `max_bytes` bytes.
-    pub fn limited(max_bytes: usize) -> Self {
+    pub fn with_max_bytes(max_bytes: usize) -> Self {
         Self { max_bytes: Some(max_bytes), ..Self::default() }
     }
 
     /// Merges a chunk. Malformed input is [`ModelError::Broken`]. A chunk that would make the message exceed
     /// its limit is [`ModelError::TooLarge`] and is not merged: the message stays as it was.
-    pub fn take(&mut self, chunk: &ModelChunk) -> Result<(), ModelError> {
-        let (ModelChunk::Chunk(text) | ModelChunk::Whole(text)) = chunk;
+    pub fn add_chunk(&mut self, chunk: &ModelChunk) -> Result<(), ModelError> {
+        let (ModelChunk::Chunk(text) | ModelChunk::Complete(text)) = chunk;
         let body: CompletionBody<'_> =
             serde_json::from_str(text).map_err(|e| broken(format!("not a chat completion object: {e}")))?;
         if let Some(error) = body.error.filter(|e| e.get() != "null") {
@@ -80,10 +80,10 @@ impl ModelAnswer {
         self.usage = body.usage.filter(|u| !u.is_null()).or(self.usage.take());
         self.model = body.model.or(self.model.take());
         let choices = body.choices.unwrap_or_default();
-        if choices.is_empty() && matches!(chunk, ModelChunk::Whole(_)) {
+        if choices.is_empty() && matches!(chunk, ModelChunk::Complete(_)) {
             return Err(broken("the response has no choices"));
         }
-        if let ModelChunk::Whole(text) = chunk {
+        if let ModelChunk::Complete(text) = chunk {
             self.complete_body = Some(text.clone());
         }
         for choice in choices.into_iter().filter(|c| c.index == 0) {
@@ -224,7 +224,7 @@ fn parse_message(raw: &str) -> Result<Message, String> {
 const REPLACED_FIELDS: [&str; 5] = ["role", "id", "type", "name", "index"];
 
 fn broken(reason: impl Into<String>) -> ModelError {
-    ModelError::Broken { why: reason.into() }
+    ModelError::Broken { reason: reason.into() }
 }
 
 /// Computes the size of a string in JSON, including quotes and escapes.
@@ -314,7 +314,7 @@ mod tests {
         let mut answer = ModelAnswer::default();
         for delta in chunks {
             let chunk = json!({"choices": [{"index": 0, "delta": delta}]});
-            answer.take(&ModelChunk::Chunk(chunk.to_string())).unwrap();
+            answer.add_chunk(&ModelChunk::Chunk(chunk.to_string())).unwrap();
         }
         answer
     }
@@ -349,7 +349,7 @@ mod tests {
             (calls[0].id.as_str(), calls[0].name.as_str(), calls[0].arguments.as_str()),
             ("a", "f", "{\"x\":1}")
         );
-        answer.take(&ModelChunk::Chunk(json!({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 1, "function": {"arguments": "}"}}]}, "finish_reason": "tool_calls"}]}).to_string())).unwrap();
+        answer.add_chunk(&ModelChunk::Chunk(json!({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 1, "function": {"arguments": "}"}}]}, "finish_reason": "tool_calls"}]}).to_string())).unwrap();
         let message = answer.message().unwrap();
         assert_eq!(message.tool_calls()[1].arguments, "{}");
         assert_eq!(message.to_value()["content"], Value::Null);
@@ -360,7 +360,7 @@ mod tests {
     fn a_complete_message_keeps_its_bytes() {
         let raw = r#"{"role":"assistant","content":"x","z":1.50,"a":null}"#;
         let mut answer = ModelAnswer::default();
-        answer.take(&ModelChunk::Whole(format!(r#"{{"choices":[{{"index":0,"message":{raw}}}]}}"#))).unwrap();
+        answer.add_chunk(&ModelChunk::Complete(format!(r#"{{"choices":[{{"index":0,"message":{raw}}}]}}"#))).unwrap();
         assert_eq!(answer.message().unwrap().as_str(), raw);
     }
 
@@ -368,7 +368,7 @@ mod tests {
     fn an_incomplete_empty_answer_is_no_message_and_a_complete_one_is() {
         let mut answer = answer(&[json!({"role": "assistant", "content": ""})]);
         assert!(answer.message().is_none());
-        answer.take(&ModelChunk::Chunk(r#"{"choices":[{"delta":{},"finish_reason":"stop"}]}"#.into())).unwrap();
+        answer.add_chunk(&ModelChunk::Chunk(r#"{"choices":[{"delta":{},"finish_reason":"stop"}]}"#.into())).unwrap();
         assert_eq!(answer.message().unwrap().text(), "");
     }
 
@@ -401,9 +401,9 @@ mod tests {
             json!({"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]}),
             json!({"odd": [1, 2.5, {"a": null}]}),
         ] {
-            let mut answer = ModelAnswer::limited(4000);
+            let mut answer = ModelAnswer::with_max_bytes(4000);
             let error = loop {
-                if let Err(error) = answer.take(&chunk(delta.clone())) {
+                if let Err(error) = answer.add_chunk(&chunk(delta.clone())) {
                     break error;
                 }
             };
@@ -416,22 +416,22 @@ mod tests {
             r#"{{"choices":[{{"index":0,"message":{{"role":"assistant","content":"{}"}}}}]}}"#,
             "x".repeat(5000)
         );
-        let mut answer = ModelAnswer::limited(4000);
-        assert_eq!(answer.take(&ModelChunk::Whole(complete)).unwrap_err().code(), "answer_too_large");
+        let mut answer = ModelAnswer::with_max_bytes(4000);
+        assert_eq!(answer.add_chunk(&ModelChunk::Complete(complete)).unwrap_err().code(), "answer_too_large");
         assert!(answer.message().is_none());
     }
 
     #[test]
     fn errors_and_malformed_chunks_are_reported() {
         let mut answer = ModelAnswer::default();
-        assert!(answer.take(&ModelChunk::Chunk("nonsense".into())).is_err());
+        assert!(answer.add_chunk(&ModelChunk::Chunk("nonsense".into())).is_err());
         assert!(
             answer
-                .take(&ModelChunk::Chunk(r#"{"error":{"message":"overloaded"}}"#.into()))
+                .add_chunk(&ModelChunk::Chunk(r#"{"error":{"message":"overloaded"}}"#.into()))
                 .unwrap_err()
                 .to_string()
                 .contains("overloaded")
         );
-        assert!(answer.take(&ModelChunk::Whole("{}".into())).is_err());
+        assert!(answer.add_chunk(&ModelChunk::Complete("{}".into())).is_err());
     }
 }

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 /// Builds the first record of a fork of `source`. The position of the fork is in the log of `owner`, which is
 /// `source` or one of its ancestors. Its sequence number continues that log (D-002).
 pub(crate) fn fork_record(source: &Head, owner: &SessionId, point: ResolvedPoint, at: Timestamp) -> Record {
-    let parent = Parent { session: owner.clone(), seq: point.seq, mark: point.mark };
+    let parent = Parent { session: owner.clone(), seq: point.seq, digest: point.digest };
     let info = source.info.clone();
     let created = SessionCreated {
         user: source.user.clone(),
@@ -22,7 +22,7 @@ pub(crate) fn fork_record(source: &Head, owner: &SessionId, point: ResolvedPoint
         tags: info.tags,
         metadata: info.metadata,
         parent: Some(parent),
-        began_at: None,
+        original_created_at: None,
         decisions: source.decisions,
         origin: None,
     };
@@ -30,27 +30,27 @@ pub(crate) fn fork_record(source: &Head, owner: &SessionId, point: ResolvedPoint
 }
 
 /// Resolves a point. A point that the session does not have is [`Error::NoSuchPoint`].
-pub(crate) fn place(session: &Session, point: &Point) -> Result<ResolvedPoint> {
+pub(crate) fn resolve_point(session: &Session, point: &Point) -> Result<ResolvedPoint> {
     let session_id = session.info.session_id.clone();
-    session.locate(point).ok_or_else(|| Error::NoSuchPoint { session_id, what: point.to_string() })
+    session.locate(point).ok_or_else(|| Error::NoSuchPoint { session_id, point: point.to_string() })
 }
 
 /// Builds the entry that rewinds a session to its first `retained` messages. Also returns the messages that it
 /// discards.
-pub(crate) fn rewound(session: &Session, retained: usize) -> (Entry, Vec<Message>) {
-    let end = ResolvedPoint { seq: session.seq, position: retained, mark: session.mark.clone() };
+pub(crate) fn rewind_entry(session: &Session, retained: usize) -> (Entry, Vec<Message>) {
+    let end = ResolvedPoint { seq: session.seq, position: retained, digest: session.digest.clone() };
     let point = session.locate(&Point::Position(retained)).unwrap_or(end);
     let discarded = session.messages[retained..].iter().map(|m| m.message.clone()).collect();
-    (Entry::Rewound(RewindEntry { to: point.seq, mark: point.mark }), discarded)
+    (Entry::Rewound(RewindEntry { to: point.seq, digest: point.digest }), discarded)
 }
 
 /// Builds the automatic checkpoint after new messages. `None` unless they end with a completed answer.
-pub(crate) fn automatic(head: &Head, new: &[Message], run: Option<&RunId>) -> Option<Entry> {
+pub(crate) fn automatic_checkpoint(head: &Head, new: &[Message], run: Option<&RunId>) -> Option<Entry> {
     let last = new.last()?;
     if last.role() != Role::Assistant || !last.is_visible() {
         return None;
     }
-    let mut counter = TurnCounter { turns: head.mark.turns, last: head.mark.last };
+    let mut counter = TurnCounter { turns: head.digest.turns, last: head.digest.last };
     new.iter().for_each(|m| counter.count(m.role()));
     let label = CheckpointLabel::new(format!("turn-{}", counter.turns)).ok()?;
     Some(Entry::Checkpoint(CheckpointEntry {
@@ -73,7 +73,7 @@ impl TurnCounter {
         if role == Role::User && self.last != Some(Role::User) {
             self.turns += 1;
         }
-        if !role.instructs() {
+        if !role.is_instruction() {
             self.last = Some(role);
         }
     }

@@ -50,7 +50,7 @@ fn find_call(messages: &[&StoredMessage], review: &Review, call: &str) -> Option
 fn find_result(messages: &[&StoredMessage], position: usize, call: &str) -> Option<usize> {
     let calls_again = |i: &usize| messages[*i].message.call_ids().iter().any(|id| id == call);
     let until_next = (position + 1..messages.len()).take_while(|i| !calls_again(i));
-    until_next.into_iter().find(|i| messages[*i].message.answers().is_some_and(|id| id == call))
+    until_next.into_iter().find(|i| messages[*i].message.tool_call_id_ref().is_some_and(|id| id == call))
 }
 
 /// Returns the reviewer's arguments, if the decision is a correction.
@@ -99,5 +99,5 @@ fn with_note(message: &Message, note: &str) -> Option<Message> {
 /// Parses a message for modification. `None` if its media are detached, because they are referenced by byte
 /// offsets in its text.
 fn parse_for_edit(message: &Message) -> Option<Value> {
-    message.cuts().is_empty().then(|| message.to_value())
+    message.blob_refs().is_empty().then(|| message.to_value())
 }

@@ -63,7 +63,7 @@ pub(crate) struct ChainCheck {
 impl ChainCheck {
     /// Processes the next record. Returns the decision that it contains, and a description of what is wrong:
     /// with the decision's link, or with a fork's link to the chain of its parent.
-    pub fn take(&mut self, session: &SessionId, record: &Record) -> (Option<AuditedDecision>, Option<String>) {
+    pub fn check_record(&mut self, session: &SessionId, record: &Record) -> (Option<AuditedDecision>, Option<String>) {
         match &record.entry {
             Entry::Created(created) => {
                 self.imported = created.origin.as_ref().map_or(self.imported, |o| o.upto);

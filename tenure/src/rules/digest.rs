@@ -1,6 +1,6 @@
 //! Advances a log digest message by message, without reading earlier messages.
 
-use crate::types::digest::{LogDigest, MAX_MARK_CALLS, VisibleHash};
+use crate::types::digest::{LogDigest, MAX_DIGEST_CALLS, VisibleHash};
 use crate::types::message::meaning::Meaning;
 use crate::types::message::{Message, Role};
 use std::borrow::Cow;
@@ -17,7 +17,7 @@ impl LogDigest {
         if role == Role::User && self.last != Some(Role::User) {
             self.turns += 1;
         }
-        if !role.instructs() {
+        if !role.is_instruction() {
             self.last = Some(role);
         }
         match role {
@@ -28,7 +28,7 @@ impl LogDigest {
             }
             _ => {}
         }
-        let excess = self.calls.len().saturating_sub(MAX_MARK_CALLS);
+        let excess = self.calls.len().saturating_sub(MAX_DIGEST_CALLS);
         self.calls.drain(..excess);
         if message.is_visible() {
             self.visible += 1;

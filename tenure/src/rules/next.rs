@@ -45,7 +45,7 @@ pub struct PendingCall {
     /// The tool call.
     pub call: ToolCall,
     /// The action to take.
-    pub doing: CallAction,
+    pub action: CallAction,
 }
 
 /// The action for a tool call.
@@ -54,7 +54,7 @@ pub enum CallAction {
     /// Execute the tool with these arguments.
     Call(Map<String, Value>),
     /// Store this text as the result, without executing the tool.
-    Say(String),
+    Respond(String),
 }
 
 /// A request to review a tool call.
@@ -82,7 +82,7 @@ pub fn next(session: &Session, rules: &RunRules<'_>) -> NextStep {
 /// length of the session.
 pub(crate) fn next_after(session: &Session, new: &[Message], rules: &RunRules<'_>) -> NextStep {
     let stored = session.messages.iter().rev().map(|stored| (stored.seq, &stored.message));
-    let messages = new.iter().rev().map(|m| (Seq::MAX, m)).chain(stored).filter(|(_, m)| !m.role().instructs());
+    let messages = new.iter().rev().map(|m| (Seq::MAX, m)).chain(stored).filter(|(_, m)| !m.role().is_instruction());
     let mut results = Vec::new();
     for (since, message) in messages {
         if let Some(id) = message.tool_call_id() {
@@ -132,7 +132,8 @@ impl<'a> OpenCall<'a> {
     /// Returns the action that makes the call, with the reviewer's arguments if there are any, else with the
     /// model's.
     fn action(&self) -> CallAction {
-        self.corrected.map_or_else(|| arguments(&self.call), |corrected| CallAction::Call(corrected.clone()))
+        self.corrected
+            .map_or_else(|| call_with_model_arguments(&self.call), |corrected| CallAction::Call(corrected.clone()))
     }
 
     /// Builds the review request for the call.
@@ -160,7 +161,7 @@ fn decide(open: Vec<OpenCall<'_>>, rules: &RunRules<'_>) -> NextStep {
     let mut requests = Vec::new();
     for open_call in open {
         match decide_call(&open_call, rules) {
-            Some(Ok(action)) => pending.push(PendingCall { call: open_call.call, doing: action }),
+            Some(Ok(action)) => pending.push(PendingCall { call: open_call.call, action }),
             Some(Err((rule, lost))) => requests.push(open_call.review_request(rule, lost)),
             None => {}
         }
@@ -178,7 +179,7 @@ fn decide_call(open_call: &OpenCall<'_>, rules: &RunRules<'_>) -> Option<Result<
     let call = &open_call.call;
     let Some(tool) = rules.tools.iter().find(|t| t.name == call.name) else {
         let message = || format!("There is no tool {:?}.", call.name);
-        return (!rules.client_tools && has_tools(rules)).then(|| Ok(CallAction::Say(message())));
+        return (!rules.client_tools && has_tools(rules)).then(|| Ok(CallAction::Respond(message())));
     };
     let decision = open_call.decision();
     // Started after the last decision about it, or without any decision.
@@ -194,10 +195,10 @@ fn decide_call(open_call: &OpenCall<'_>, rules: &RunRules<'_>) -> Option<Result<
         Some((review, d)) => match (review.opened.lost, d.decision) {
             (_, Decision::Corrected) | (false, Decision::Approved) | (true, Decision::Rejected) => open_call.action(),
             (true, Decision::Approved) => {
-                CallAction::Say(with_notes("A reviewer confirmed that this call was executed.", d))
+                CallAction::Respond(with_notes("A reviewer confirmed that this call was executed.", d))
             }
             (false, Decision::Rejected) => {
-                CallAction::Say(with_notes("A reviewer rejected this call; it was not executed.", d))
+                CallAction::Respond(with_notes("A reviewer rejected this call; it was not executed.", d))
             }
         },
     };
@@ -218,10 +219,10 @@ fn with_notes(text: &str, decided: &ReviewDecided) -> String {
 }
 
 /// Returns the action that makes the call with the model's arguments. Missing arguments are an empty object.
-pub(crate) fn arguments(call: &ToolCall) -> CallAction {
+pub(crate) fn call_with_model_arguments(call: &ToolCall) -> CallAction {
     let text = if call.arguments.trim().is_empty() { "{}" } else { &call.arguments };
     match serde_json::from_str(text) {
         Ok(arguments) => CallAction::Call(arguments),
-        Err(e) => CallAction::Say(format!("The arguments are not a JSON object ({e}); the tool was not called.")),
+        Err(e) => CallAction::Respond(format!("The arguments are not a JSON object ({e}); the tool was not called.")),
     }
 }

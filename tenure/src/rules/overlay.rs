@@ -77,11 +77,14 @@ impl Overlay {
         let mut shown = Vec::new();
         for stored in messages {
             let hidden = self.start.is_some_and(|start| stored.seq < start);
-            if hidden && !stored.message.role().instructs() {
+            if hidden && !stored.message.role().is_instruction() {
                 continue;
             }
-            let shown_as =
-                |message: &Message| StoredMessage { lead: false, message: message.clone(), ..stored.clone() };
+            let shown_as = |message: &Message| StoredMessage {
+                replaces_instructions: false,
+                message: message.clone(),
+                ..stored.clone()
+            };
             for message in self.inserted.get(&stored.seq).into_iter().flatten() {
                 shown.push(Cow::Owned(shown_as(message)));
             }

@@ -20,13 +20,13 @@ use crate::types::policy::Window;
 impl Session {
     /// Folds the most recent part of a session from the records of its prompt prefix and the last records of
     /// its log. `None` means that these records do not suffice; more of them may.
-    pub(crate) fn tail(head: Head, prefix: &[Record], newest: &[Record], window: &Window) -> Option<Self> {
-        let instructions = head.front.as_ref()?.lead.clone();
-        let messages = head.mark.messages;
+    pub(crate) fn fold_partial(head: Head, prefix: &[Record], newest: &[Record], window: &Window) -> Option<Self> {
+        let instructions = head.prompt_prefix.as_ref()?.instructions.clone();
+        let messages = head.digest.messages;
         let since = newest.first()?.seq;
         let mut session = Self::empty(head);
         for record in prefix.iter().filter(|r| r.seq < since).chain(newest) {
-            session.take(record);
+            session.apply_to_lists(record);
         }
         // The part starts with a user message, so that an incomplete turn is never taken for a complete one.
         let start = session.messages.iter().position(|m| m.seq >= since && m.message.role() == Role::User)?;
@@ -49,7 +49,8 @@ impl Session {
     fn contains_runs(&self, newest: &[Record]) -> bool {
         let run = self.head().run.as_ref();
         let run = run.is_none_or(|run| self.run(run).is_some_and(|r| r.seq > self.older.1));
-        let is_user_or_assistant = |m: &&StoredMessage| !m.message.role().instructs() && m.message.role() != Role::Tool;
+        let is_user_or_assistant =
+            |m: &&StoredMessage| !m.message.role().is_instruction() && m.message.role() != Role::Tool;
         let last = self.messages.iter().rev().find(is_user_or_assistant).map_or(0, |m| m.seq);
         let calls = newest.iter().rev().take_while(|r| r.seq > last).all(|r| match &r.entry {
             Entry::ToolStarted { run, .. } => self.run(run).is_some(),
@@ -66,7 +67,7 @@ impl Session {
     }
 
     /// Returns true if a message has not been rewound. Messages before the loaded part are assumed to remain.
-    pub(crate) fn has(&self, message: Seq) -> bool {
+    pub(crate) fn contains_message(&self, message: Seq) -> bool {
         message < self.older.1 || self.messages.binary_search_by_key(&message, |m| m.seq).is_ok()
     }
 }
@@ -80,10 +81,10 @@ impl InstructionSpan {
 impl PromptPrefix {
     /// Returns the prefix after one more message, which follows `before` others. `None` means that the
     /// instructions are no longer a contiguous range of records.
-    pub(crate) fn after(mut self, entry: &MessageEntry, seq: Seq, before: usize) -> Option<Self> {
-        let replaced = entry.lead;
-        let is_instruction = entry.lead || entry.message.role().instructs();
-        match &mut self.lead {
+    pub(crate) fn with_message(mut self, entry: &MessageEntry, seq: Seq, before: usize) -> Option<Self> {
+        let replaced = entry.replaces_instructions;
+        let is_instruction = entry.replaces_instructions || entry.message.role().is_instruction();
+        match &mut self.instructions {
             Some(span) if span.messages == before && span.replaced == replaced && is_instruction => {
                 if span.to + 1 != seq {
                     return None;
@@ -92,7 +93,7 @@ impl PromptPrefix {
                 span.messages = before + 1;
             }
             _ if replaced || (is_instruction && before == 0) => {
-                self.lead = Some(InstructionSpan { from: seq, to: seq, messages: before + 1, replaced });
+                self.instructions = Some(InstructionSpan { from: seq, to: seq, messages: before + 1, replaced });
             }
             _ => {}
         }
@@ -100,13 +101,13 @@ impl PromptPrefix {
     }
 
     /// Returns true if a rewind to this record leaves the prefix intact.
-    pub(crate) fn is_before(&self, to: Seq) -> bool {
-        self.lead.as_ref().is_none_or(|span| span.to <= to) && self.summary.is_none_or(|(_, upto)| upto <= to)
+    pub(crate) fn survives_rewind(&self, to: Seq) -> bool {
+        self.instructions.as_ref().is_none_or(|span| span.to <= to) && self.summary.is_none_or(|(_, upto)| upto <= to)
     }
 
     /// Returns the inclusive record ranges of the prefix that lie before `since`, in log order.
-    pub(crate) fn places(&self, since: Seq) -> impl Iterator<Item = (Seq, Seq)> {
-        let instructions = self.lead.as_ref().map(|span| (span.from, span.to));
+    pub(crate) fn ranges_before(&self, since: Seq) -> impl Iterator<Item = (Seq, Seq)> {
+        let instructions = self.instructions.as_ref().map(|span| (span.from, span.to));
         let summary = self.summary.map(|(seq, _)| (seq, seq));
         let mut ranges = [instructions, summary];
         ranges.sort();

@@ -29,19 +29,19 @@ pub const NO_RESULT: &str = "[no result: this call was interrupted before it fin
 
 /// Returns the history of a session as shown to a model, limited to a window.
 pub fn history(session: &Session, window: &Window) -> Vec<Message> {
-    shown_with(session.messages.iter(), &session.reviews, &session.summaries, window, &Overlay::default())
+    build_history(session.messages.iter(), &session.reviews, &session.summaries, window, &Overlay::default())
 }
 
 impl Overlay {
     /// Returns the history of a session as shown to a model, limited to a window, with the messages of this
     /// overlay in place of stored ones.
-    pub fn shown(&self, session: &Session, window: &Window) -> Vec<Message> {
-        shown_with(session.messages.iter(), &session.reviews, &session.summaries, window, self)
+    pub fn history(&self, session: &Session, window: &Window) -> Vec<Message> {
+        build_history(session.messages.iter(), &session.reviews, &session.summaries, window, self)
     }
 }
 
 /// Builds the history from a list of messages, limited to a window, with an overlay applied.
-pub(crate) fn shown_with<'a>(
+pub(crate) fn build_history<'a>(
     messages: impl Iterator<Item = &'a StoredMessage>,
     reviews: &[Review],
     summaries: &[Summary],
@@ -68,11 +68,12 @@ fn windowed_history(
     summary: Option<&Summary>,
     window: &Window,
 ) -> Vec<Message> {
-    let mut shown: Vec<Message> = messages[lead(messages)].iter().map(|m| m.message.clone()).collect();
+    let mut shown: Vec<Message> = messages[active_instructions(messages)].iter().map(|m| m.message.clone()).collect();
     shown.extend(summary.map(|s| s.message.clone()));
     let covered = |upto: Seq| messages.partition_point(|m| m.seq <= upto);
-    let from = summary.map_or(0, |s| covered(s.upto)).max(opening(messages));
-    let stored: Vec<&StoredMessage> = messages.iter().skip(from).filter(|m| !m.lead).copied().collect();
+    let from = summary.map_or(0, |s| covered(s.upto)).max(count_initial_instructions(messages));
+    let stored: Vec<&StoredMessage> =
+        messages.iter().skip(from).filter(|m| !m.replaces_instructions).copied().collect();
     let conversation: Vec<&Message> = stored.iter().map(|m| &m.message).collect();
     let start = window_start(&conversation, window, || shown.iter().map(tokens).sum());
     // Applied after the window, so that its start does not depend on the length of reviewers' notes.
@@ -102,10 +103,10 @@ pub(crate) fn is_enough(messages: &[&StoredMessage], since: Seq, summaries: &[Su
     if summary.is_some_and(|s| s.upto >= since) {
         return true;
     }
-    let prefix = messages[lead(messages)].iter().map(|m| &m.message).chain(summary.map(|s| &s.message));
+    let prefix = messages[active_instructions(messages)].iter().map(|m| &m.message).chain(summary.map(|s| &s.message));
     let prefix_tokens: usize = prefix.map(tokens).sum();
     let conversation: Vec<&Message> =
-        messages.iter().filter(|m| m.seq >= since && !m.lead).map(|m| &m.message).collect();
+        messages.iter().filter(|m| m.seq >= since && !m.replaces_instructions).map(|m| &m.message).collect();
     // The starts of all turns after the first do not depend on earlier messages. If the first turn exceeds
     // the window, it does so with more messages before it too.
     window_start(&conversation, window, || prefix_tokens) > 0
@@ -113,20 +114,20 @@ pub(crate) fn is_enough(messages: &[&StoredMessage], since: Seq, summaries: &[Su
 
 /// Returns the range of the active instructions: the newest group that replaced the initial ones, or the
 /// initial ones.
-pub fn lead<S: Borrow<StoredMessage>>(messages: &[S]) -> Range<usize> {
-    let replaces_instructions = |m: &S| m.borrow().lead;
+pub fn active_instructions<S: Borrow<StoredMessage>>(messages: &[S]) -> Range<usize> {
+    let replaces_instructions = |m: &S| m.borrow().replaces_instructions;
     match messages.iter().rposition(replaces_instructions) {
         Some(last) => {
             let first = messages[..last].iter().rposition(|m| !replaces_instructions(m)).map_or(0, |i| i + 1);
             first..last + 1
         }
-        None => 0..opening(messages),
+        None => 0..count_initial_instructions(messages),
     }
 }
 
 /// Returns the number of system messages that the conversation starts with.
-pub(crate) fn opening<S: Borrow<StoredMessage>>(messages: &[S]) -> usize {
-    messages.iter().map(Borrow::borrow).take_while(|m: &&StoredMessage| m.message.role().instructs()).count()
+pub(crate) fn count_initial_instructions<S: Borrow<StoredMessage>>(messages: &[S]) -> usize {
+    messages.iter().map(Borrow::borrow).take_while(|m: &&StoredMessage| m.message.role().is_instruction()).count()
 }
 
 /// Returns true if every OpenAI-compatible server accepts the list: every tool call is followed by exactly
@@ -159,7 +160,7 @@ fn repair<'a>(messages: impl Iterator<Item = &'a Message>) -> Vec<Message> {
     let mut shown: Vec<Option<&Message>> = Vec::new();
     let mut open: Vec<Slot<'_>> = Vec::new();
     for message in messages {
-        if let Some(id) = message.answers() {
+        if let Some(id) = message.tool_call_id_ref() {
             // The newest open call with that id; within one message, the first.
             let newest = open.iter().filter(|s| s.call == id).map(|s| s.group).max();
             if let Some(i) = newest.and_then(|g| open.iter().position(|s| s.call == id && s.group == g)) {
@@ -205,7 +206,7 @@ fn window_start(messages: &[&Message], window: &Window, prefix_tokens: impl Fn()
 /// Returns the start of the last turn: a user message that does not follow another. Messages before the first
 /// turn belong to it.
 fn last_turn(messages: &[&Message]) -> usize {
-    let is_conversation = |i: &usize| !messages[*i].role().instructs();
+    let is_conversation = |i: &usize| !messages[*i].role().is_instruction();
     let is_user = |i: &usize| messages[*i].role() == Role::User;
     let mut end = messages.len();
     while let Some(user) = (0..end).rfind(is_user) {
@@ -221,7 +222,7 @@ fn last_turn(messages: &[&Message]) -> usize {
 /// Estimates the number of tokens of a message.
 pub fn tokens(message: &Message) -> usize {
     let raw = message.as_str();
-    let has_media = !message.cuts().is_empty() || raw.contains(";base64,");
+    let has_media = !message.blob_refs().is_empty() || raw.contains(";base64,");
     let media = if has_media { message.meaning().media.len() } else { 0 };
     match media {
         0 => raw.len() / 4,

@@ -15,9 +15,9 @@ mod index;
 pub(crate) mod plan;
 
 use crate::rules::overlay::Overlay;
-use crate::rules::prompt::lead;
+use crate::rules::prompt::active_instructions;
 use crate::rules::reconcile::plan::{
-    IncomingRequest, NewMessage, ReconcilePlan, ReplyTo, count, last_question, last_turn,
+    IncomingRequest, NewMessage, ReconcilePlan, ReplyTo, count_without_instructions, last_question, last_turn,
 };
 use crate::rules::review_notice::notice_answer;
 use crate::rules::session::{Session, StoredMessage};
@@ -33,10 +33,10 @@ use std::ops::Range;
 /// Reconciles the messages of a request with a session.
 pub fn reconcile(session: &Session, incoming: &IncomingRequest<'_>) -> ReconcilePlan {
     let messages = with_answers_for_notices(session, incoming.messages);
-    let split = messages.iter().take_while(|m| m.role().instructs()).count();
+    let split = messages.iter().take_while(|m| m.role().is_instruction()).count();
     let (system, rest) = messages.split_at(split);
     let stored = &session.messages[..];
-    let has_conversation = stored.iter().any(|m| !m.message.role().instructs());
+    let has_conversation = stored.iter().any(|m| !m.message.role().is_instruction());
     let rows = ReconcileRows {
         session,
         stored: &StoredIndex::new(stored),
@@ -64,24 +64,23 @@ fn with_system_prompt(mut plan: ReconcilePlan, stored: &[StoredMessage], system:
     if system.is_empty() {
         return plan;
     }
-    let remaining = &stored[..plan.keep];
-    let current = &remaining[lead(remaining)];
+    let remaining = &stored[..plan.retained];
+    let current = &remaining[active_instructions(remaining)];
     let same = current.len() == system.len() && current.iter().zip(system).all(|(s, m)| s.message.is_same(m));
     if same {
         return plan;
     }
     // A system prompt that no message has followed yet is replaced instead of being superseded.
-    plan.keep = remaining.iter().rposition(|m| !m.lead).map_or(0, |i| i + 1);
-    let replaces_instructions = plan.keep > 0;
+    plan.retained = remaining.iter().rposition(|m| !m.replaces_instructions).map_or(0, |i| i + 1);
+    let replaces_instructions = plan.retained > 0;
     for message in &mut plan.append {
         if let Some(ReplyTo::New(i)) = &mut message.replies_to {
             *i += system.len();
         }
     }
-    let prompt =
-        system.iter().map(|m| NewMessage { lead: replaces_instructions, replies_to: None, message: m.clone() });
+    let prompt = system.iter().map(|m| NewMessage { replaces_instructions, replies_to: None, message: m.clone() });
     plan.append.splice(0..0, prompt);
-    plan.prompt = system.len();
+    plan.system_prompt_len = system.len();
     plan
 }
 
@@ -124,7 +123,7 @@ impl<'a> ReconcileRows<'a> {
         let rest = self.rest;
         if self.continues_last_answer() {
             let alignment = Alignment::new(self.stored, rest, rest.len() - 1, self.stored.len() - 1);
-            return self.with_alignment(ReconcilePlan::keeping(self.stored, self.stored.len()), &alignment);
+            return self.with_alignment(ReconcilePlan::retaining(self.stored, self.stored.len()), &alignment);
         }
         if self.extends_last_answer()
             && let Some(plan) = self.clients_version_of_last_answer(rest.len() - 1)
@@ -223,7 +222,7 @@ impl<'a> ReconcileRows<'a> {
 
     /// Row 1 without older unanswered questions: the retried messages start at `after`.
     fn retry_from(&self, after: usize) -> Option<ReconcilePlan> {
-        let after = self.rest.len() - self.rest[after..].iter().skip_while(|m| m.role().instructs()).count();
+        let after = self.rest.len() - self.rest[after..].iter().skip_while(|m| m.role().is_instruction()).count();
         let (new, reminders) = self.new_conversation(after);
         let question = last_question(self.stored)?;
         let (end, is_broken) = self.end_of_unanswered();
@@ -242,7 +241,7 @@ impl<'a> ReconcileRows<'a> {
         // Exact repetition. The new messages may end with the beginning of an answer.
         let exact = new.len() <= end && new.first().is_some_and(|m| m.role() == Role::User);
         if exact && sent(end - new.len()..end) {
-            let plan = ReconcilePlan { matched: new.len() - 1, ..ReconcilePlan::keeping(self.stored, end) };
+            let plan = ReconcilePlan { matched: new.len() - 1, ..ReconcilePlan::retaining(self.stored, end) };
             return Some(aligned(plan, end - new.len()));
         }
         // The failed question, followed by more user messages.
@@ -254,17 +253,19 @@ impl<'a> ReconcileRows<'a> {
         let first = question.clone().find(repeats)?;
         let repeated = question.end - first;
         let mut plan =
-            ReconcilePlan { matched: repeated - 1, ..ReconcilePlan::keeping(self.stored, self.stored.len()) };
+            ReconcilePlan { matched: repeated - 1, ..ReconcilePlan::retaining(self.stored, self.stored.len()) };
         let reply = self.stored[first].replies_to.map(ReplyTo::Stored);
         let new = new[repeated..].iter();
-        plan.append = new.map(|m| NewMessage { lead: false, replies_to: reply, message: (*m).clone() }).collect();
+        plan.append = new
+            .map(|m| NewMessage { replaces_instructions: false, replies_to: reply, message: (*m).clone() })
+            .collect();
         Some(aligned(plan, first))
     }
 
     /// Returns the new messages without system messages, and the number of system messages.
     fn new_conversation(&self, after: usize) -> (Vec<&'a Message>, usize) {
         let new = &self.rest[after..];
-        let conversation: Vec<&Message> = new.iter().filter(|m| !m.role().instructs()).collect();
+        let conversation: Vec<&Message> = new.iter().filter(|m| !m.role().is_instruction()).collect();
         let instructions = new.len() - conversation.len();
         (conversation, instructions)
     }
@@ -274,7 +275,7 @@ impl<'a> ReconcileRows<'a> {
     fn end_of_unanswered(&self) -> (usize, bool) {
         let broken = self.session.runs.last().filter(|r| r.ended.is_some_and(|(_, o)| o != RunOutcome::Completed));
         let produced = |m: &StoredMessage| m.run.is_some() && m.run.as_ref() == broken.map(|r| &r.id);
-        let tail = self.stored.iter().rev().take_while(|m| m.lead || produced(m));
+        let tail = self.stored.iter().rev().take_while(|m| m.replaces_instructions || produced(m));
         let (tail, partial) = tail.fold((0, false), |(n, partial), m| (n + 1, partial || produced(m)));
         (self.stored.len() - tail, partial)
     }
@@ -283,12 +284,12 @@ impl<'a> ReconcileRows<'a> {
     /// the turn is repeated from there.
     fn tool_results(&self, after: usize, alignment: Option<&Alignment>) -> ReconcilePlan {
         let results = self.admit(after, alignment);
-        let mut plan = ReconcilePlan::keeping(self.stored, self.stored.len());
+        let mut plan = ReconcilePlan::retaining(self.stored, self.stored.len());
         let repeated = results.new.is_empty() && results.orphans.is_empty();
         if let (true, true, Some(last)) = (repeated, self.may_rewind, results.last_stored) {
             let results = self.stored[last..].iter().take_while(|m| m.message.role() == Role::Tool).count();
             if last >= last_turn(self.stored) {
-                plan = ReconcilePlan::keeping(self.stored, last + results);
+                plan = ReconcilePlan::retaining(self.stored, last + results);
             }
         }
         results.add_to(&mut plan);
@@ -306,10 +307,10 @@ impl<'a> ReconcileRows<'a> {
         }
         let question = last_question(self.stored);
         let new = self.new_conversation(0).0;
-        let is_only = |q: &Range<usize>| self.session.mark.turns == 1 && q.len() == new.len();
+        let is_only = |q: &Range<usize>| self.session.digest.turns == 1 && q.len() == new.len();
         match question {
             Some(q) if self.may_rewind && (self.is_retry || is_only(&q)) && self.ends_with(&q, &new) => {
-                ReconcilePlan { matched: self.rest.len(), ..ReconcilePlan::keeping(self.stored, q.end) }
+                ReconcilePlan { matched: self.rest.len(), ..ReconcilePlan::retaining(self.stored, q.end) }
             }
             _ => {
                 let repeated = self.failed_questions(0, self.stored.len());
@@ -343,7 +344,7 @@ impl<'a> ReconcileRows<'a> {
     /// Keeps the first `retained` stored messages and appends the new ones.
     fn append_after(&self, retained: usize, after: usize, alignment: &Alignment) -> ReconcilePlan {
         let repeated = self.failed_questions(after, retained);
-        let mut plan = ReconcilePlan { matched: repeated, ..ReconcilePlan::keeping(self.stored, retained) };
+        let mut plan = ReconcilePlan { matched: repeated, ..ReconcilePlan::retaining(self.stored, retained) };
         self.admit_before(after + repeated, Some(alignment), retained).add_to(&mut plan);
         self.with_alignment(plan, alignment)
     }
@@ -353,7 +354,7 @@ impl<'a> ReconcileRows<'a> {
     fn failed_questions(&self, after: usize, retained: usize) -> usize {
         let new = &self.rest[after..];
         let is_user = |m: &StoredMessage| m.message.role() == Role::User;
-        let mut conversation = self.stored[..retained].iter().filter(|m| !m.message.role().instructs()).peekable();
+        let mut conversation = self.stored[..retained].iter().filter(|m| !m.message.role().is_instruction()).peekable();
         let mut failed: HashMap<_, Vec<&Message>> = HashMap::new();
         if new.len() > 1 && new[0].role() == Role::User {
             while let Some(stored) = conversation.next() {
@@ -377,12 +378,12 @@ impl<'a> ReconcileRows<'a> {
     fn regenerate(&self, after: usize, anchor: usize) -> Option<ReconcilePlan> {
         let question = last_question(self.stored)?;
         let (new, reminders) = self.new_conversation(after);
-        let follows = self.stored[anchor + 1..question.start].iter().all(|m| m.message.role().instructs());
+        let follows = self.stored[anchor + 1..question.start].iter().all(|m| m.message.role().is_instruction());
         let replies = self.stored[question.start].replies_to == Some(self.stored[anchor].seq);
         let same = (follows || replies) && self.ends_with(&question, &new);
         same.then(|| ReconcilePlan {
             matched: new.len() + reminders,
-            ..ReconcilePlan::keeping(self.stored, question.end)
+            ..ReconcilePlan::retaining(self.stored, question.end)
         })
     }
 
@@ -400,7 +401,7 @@ impl<'a> ReconcileRows<'a> {
         let descends =
             |m: &StoredMessage| m.message.role() != Role::User || m.replies_to.is_some_and(|seq| seq > since);
         // Consecutive user messages of one request belong together.
-        let together = |m: &&StoredMessage| replies(m) || m.message.role().instructs();
+        let together = |m: &&StoredMessage| replies(m) || m.message.role().is_instruction();
         let rest = self.stored[sibling..].iter().skip_while(together);
         let start = sibling - self.stored[..sibling].iter().rev().take_while(|m| replies(m)).count();
         rest.clone().all(descends).then_some(start)
@@ -430,35 +431,35 @@ impl<'a> ReconcileRows<'a> {
         let retained = self.stored.len() - usize::from(stored_answer.is_some() && position < self.stored.len());
         if !self.may_edit {
             // The stored answer remains; the model is shown the client's version.
-            let mut plan = ReconcilePlan::keeping(self.stored, self.stored.len());
+            let mut plan = ReconcilePlan::retaining(self.stored, self.stored.len());
             self.admit(end + 1, Some(&alignment)).add_to(&mut plan);
-            alignment.leave_out(end - new);
+            alignment.skip(end - new);
             if stored_answer.is_some() {
                 alignment.replace(end, self.stored.len() - 1);
             } else {
-                alignment.leave_out(1);
+                alignment.skip(1);
             }
             return Some(self.with_alignment(plan, &alignment));
         }
-        let mut plan = ReconcilePlan::keeping(self.stored, retained);
+        let mut plan = ReconcilePlan::retaining(self.stored, retained);
         self.admit_before(new, Some(&alignment), retained).add_to(&mut plan);
         Some(self.with_alignment(plan, &alignment))
     }
 
     /// Rows 3 and 9: everything from `after` on is new.
     fn append_all(&self, after: usize) -> ReconcilePlan {
-        let mut plan = ReconcilePlan::keeping(self.stored, self.stored.len());
+        let mut plan = ReconcilePlan::retaining(self.stored, self.stored.len());
         self.admit(after, None).add_to(&mut plan);
         plan
     }
 
     /// Adds the overlay and the counters that result from aligning the older messages.
     fn with_alignment(&self, mut plan: ReconcilePlan, alignment: &Alignment) -> ReconcilePlan {
-        let shown = alignment.overlay(self.stored, self.rest, plan.keep);
+        let shown = alignment.overlay(self.stored, self.rest, plan.retained);
         plan.matched += shown.matched;
         plan.ephemeral += shown.ephemeral;
-        let inside = count(&self.stored[shown.first.min(plan.keep)..plan.keep]);
-        plan.spliced = inside.saturating_sub(plan.matched + shown.overlay.replaced());
+        let inside = count_without_instructions(&self.stored[shown.first.min(plan.retained)..plan.retained]);
+        plan.omitted = inside.saturating_sub(plan.matched + shown.overlay.replaced());
         plan.overlay.merge(shown.overlay);
         plan
     }
@@ -473,8 +474,9 @@ impl<'a> ReconcileRows<'a> {
     fn admit_before(&self, after: usize, alignment: Option<&Alignment>, retained: usize) -> AdmittedMessages {
         let mut admitted = AdmittedMessages::default();
         let mut reply = alignment.and_then(|a| a.anchor(self.stored, retained)).map(ReplyTo::Stored);
-        let renamed_ids =
-            alignment.map(|a| align::renamed(&self.stored[a.position].message, &self.rest[a.end])).unwrap_or_default();
+        let renamed_ids = alignment
+            .map(|a| align::renamed_call_ids(&self.stored[a.position].message, &self.rest[a.end]))
+            .unwrap_or_default();
         for message in &self.rest[after..] {
             if message.role() == Role::Tool {
                 self.admit_result(message, &renamed_ids, alignment, retained, &mut admitted);
@@ -485,7 +487,7 @@ impl<'a> ReconcileRows<'a> {
                 reply = Some(ReplyTo::New(admitted.new.len()));
                 admitted.calls.extend(message.call_ids().into_iter().map(Cow::into_owned));
             }
-            admitted.new.push(NewMessage { lead: false, replies_to, message: message.clone() });
+            admitted.new.push(NewMessage { replaces_instructions: false, replies_to, message: message.clone() });
         }
         admitted
     }
@@ -502,7 +504,7 @@ impl<'a> ReconcileRows<'a> {
     ) {
         let incoming_id = result.tool_call_id().unwrap_or_default();
         if admitted.calls.contains(&incoming_id) {
-            admitted.new.push(NewMessage { lead: false, replies_to: None, message: result.clone() });
+            admitted.new.push(NewMessage { replaces_instructions: false, replies_to: None, message: result.clone() });
             return;
         }
         let id = renamed_ids.get(&incoming_id).unwrap_or(&incoming_id);
@@ -516,7 +518,7 @@ impl<'a> ReconcileRows<'a> {
         match stored.result_of(id, call).filter(|p| *p < retained) {
             Some(position) => {
                 admitted.last_stored = admitted.last_stored.max(Some(position));
-                if stored[position].message.says_the_same(result) {
+                if stored[position].message.has_same_content(result) {
                     admitted.already_stored += 1;
                 } else {
                     admitted.changed += 1;
@@ -525,8 +527,8 @@ impl<'a> ReconcileRows<'a> {
                 }
             }
             None => {
-                let message = if *id == incoming_id { result.clone() } else { result.answering(id) };
-                admitted.new.push(NewMessage { lead: false, replies_to: None, message });
+                let message = if *id == incoming_id { result.clone() } else { result.with_tool_call_id(id) };
+                admitted.new.push(NewMessage { replaces_instructions: false, replies_to: None, message });
             }
         }
     }

@@ -119,7 +119,7 @@ impl TryFrom<Vec<RedactionRule>> for Redaction {
     fn try_from(rules: Vec<RedactionRule>) -> Result<Self> {
         if rules.len() > MAX_REDACTION_RULES {
             return Err(Error::TooLarge {
-                what: format!("a list of {} rules", rules.len()),
+                subject: format!("a list of {} rules", rules.len()),
                 limit: "max_rules",
                 max: MAX_REDACTION_RULES as u64,
             });
@@ -220,8 +220,8 @@ impl Redaction {
 
     /// Redacts a message: its texts, the arguments of its calls, and unknown fields. Also returns the names
     /// of the rules that matched. The result is a valid message: known field names, roles, ids and media are
-    /// unchanged, and text that is JSON stays JSON. Detached media ([`Message::cuts`]) stay detached.
-    pub fn message(&self, message: &Message) -> (Message, Vec<&str>) {
+    /// unchanged, and text that is JSON stays JSON. Detached media ([`Message::blob_refs`]) stay detached.
+    pub fn redact_message(&self, message: &Message) -> (Message, Vec<&str>) {
         let mut names = BTreeSet::new();
         let text = if self.is_empty() {
             None
@@ -430,13 +430,13 @@ mod tests {
         let usual = usual();
         for depth in [MAX_DEPTH - 2, 200_000] {
             let text = format!("{}\"ann@example.com\"{}", "[".repeat(depth), "]".repeat(depth));
-            let (redacted, names) = usual.message(&Message::user(&text));
+            let (redacted, names) = usual.redact_message(&Message::user(&text));
             assert_eq!(redacted.text(), text.replace("ann@example.com", "[redacted: email]"), "depth {depth}");
             assert_eq!(names, ["email"]);
         }
         let raw =
             format!(r#"{{"role":"user","content":"x","deep":{}"ann@example.com"{}}}"#, "[".repeat(99), "]".repeat(99));
-        let (redacted, _) = usual.message(&Message::parse(&raw).unwrap());
+        let (redacted, _) = usual.redact_message(&Message::parse(&raw).unwrap());
         assert!(!redacted.as_str().contains("ann@example.com"), "{}", redacted.as_str());
         Message::parse(redacted.as_str()).unwrap();
     }
@@ -455,7 +455,7 @@ mod tests {
         });
         let message = Message::parse(&raw.to_string()).unwrap();
         let usual = usual();
-        let (redacted, names) = usual.message(&message);
+        let (redacted, names) = usual.redact_message(&message);
         let value = Message::parse(redacted.as_str()).unwrap().to_value();
         assert_eq!(names, ["card", "email"]);
         assert_eq!(value["content"][0]["text"], "write to [redacted: email]");
@@ -467,16 +467,16 @@ mod tests {
         assert_eq!(value["reasoning"]["of"][0], "[redacted: email]");
         assert!(redacted.as_str().starts_with(r#"{"content":["#), "fields stay in their order");
         let plain = Message::parse(r#"{"role":"user", "content": "a  b", "x": 1.50}"#).unwrap();
-        assert_eq!(usual.message(&plain), (plain, vec![]));
+        assert_eq!(usual.redact_message(&plain), (plain, vec![]));
     }
 
     #[test]
     fn json_inside_a_text_is_redacted() {
         let usual = usual();
         let result = r#" [{"who":"ann\u0040example.com"}, {"bob@x.org": null}, {}]"#;
-        let (redacted, _) = usual.message(&Message::tool("c1", result));
+        let (redacted, _) = usual.redact_message(&Message::tool("c1", result));
         assert_eq!(redacted.text(), r#"[{"who":"[redacted: email]"},{"[redacted: email]":null},{}]"#);
-        let broken = usual.message(&Message::tool("c1", "{ann@example.com")).0;
+        let broken = usual.redact_message(&Message::tool("c1", "{ann@example.com")).0;
         assert_eq!(broken.text(), "{[redacted: email]");
     }
 

@@ -40,7 +40,7 @@ pub(crate) fn notice_answer<'a>(session: &'a Session, notice: &Message) -> Optio
 }
 
 /// Returns the session whose review a notice names.
-pub(crate) fn noticed(message: &Message) -> Option<SessionId> {
+pub(crate) fn noticed_session_id(message: &Message) -> Option<SessionId> {
     let text = is_notice(message).then(|| message.text())?;
     let id = text.split_once("(review ")?.1.split([',', ')']).next()?;
     ReviewId::new(id).ok()?.session()

@@ -9,13 +9,13 @@ use crate::types::status::Status;
 pub(crate) const CANCELLED: &str = "cancelled";
 
 /// Builds the entry that ends a run.
-pub(crate) fn ended(run: &RunId, outcome: RunOutcome, error: Option<String>, code: Option<&str>) -> Entry {
+pub(crate) fn run_ended_entry(run: &RunId, outcome: RunOutcome, error: Option<String>, code: Option<&str>) -> Entry {
     Entry::RunEnded { run: run.clone(), outcome, error, code: code.map(str::to_owned) }
 }
 
 /// Returns the entry that reactivates a session that is paused for open reviews, after its run was stopped.
 /// `None` if the session does not wait for a review.
-pub(crate) fn unpaused(session: &Session) -> Option<Entry> {
+pub(crate) fn reactivation_entry(session: &Session) -> Option<Entry> {
     let is_waiting = session.status == Status::Paused && session.open_reviews().next().is_some();
     is_waiting.then(|| Entry::Status { to: Status::Active, reason: Some("its run was stopped".to_owned()) })
 }

@@ -29,7 +29,8 @@ pub struct StoredMessage {
     pub run: Option<RunId>,
     /// Whether this system message replaced the initial instructions.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub lead: bool,
+    #[serde(rename = "lead")]
+    pub replaces_instructions: bool,
     /// Whether this is an incomplete answer (D-048).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub partial: bool,
@@ -43,8 +44,8 @@ pub struct StoredMessage {
 impl StoredMessage {
     /// Creates a stored message from a log entry.
     pub(crate) fn new(seq: Seq, at: Timestamp, entry: MessageEntry) -> Self {
-        let MessageEntry { run, lead: replaces_instructions, partial, replies_to, message } = entry;
-        Self { seq, at, run, lead: replaces_instructions, partial, replies_to, message }
+        let MessageEntry { run, replaces_instructions, partial, replies_to, message } = entry;
+        Self { seq, at, run, replaces_instructions, partial, replies_to, message }
     }
 }
 
@@ -73,7 +74,7 @@ pub struct Checkpoint {
     pub state: Map<String, Value>,
     /// The log digest at this position, computed on first use.
     #[serde(skip)]
-    pub(crate) mark: CachedDigest,
+    pub(crate) digest: CachedDigest,
 }
 
 /// A lazily computed log digest. It is derived from the messages, so it is only a cache and does not affect
@@ -94,7 +95,7 @@ pub(crate) const CACHED: &str = "cached";
 pub(crate) const TOKENS: &str = "tokens";
 
 /// Returns the number of tokens that the run had used when this was written.
-pub(crate) fn spent(state: &Map<String, Value>) -> u64 {
+pub(crate) fn tokens_used(state: &Map<String, Value>) -> u64 {
     state.get(TOKENS).and_then(Value::as_u64).unwrap_or(0)
 }
 
@@ -172,7 +173,7 @@ impl Summary {
     /// Returns the text of the summary, without the marker that models are shown.
     pub fn text(&self) -> String {
         let text = self.message.text();
-        text.strip_prefix(MARK).map_or(&*text, str::trim_start).to_owned()
+        text.strip_prefix(SUMMARY_MARKER).map_or(&*text, str::trim_start).to_owned()
     }
 }
 
@@ -198,9 +199,9 @@ pub struct Session {
     /// Records that were applied in memory and are not committed yet.
     pub(crate) pending: Vec<Record>,
     /// The end of the committed log: the base of the commit of the pending records. Set by the first of them.
-    pub(crate) saved: Option<LogEnd>,
+    pub(crate) committed_end: Option<LogEnd>,
     /// The messages that the pending records discarded.
-    pub(crate) cut_off: Vec<Message>,
+    pub(crate) discarded: Vec<Message>,
     /// The number of older messages that are not loaded, and the record before which they lie.
     pub(crate) older: (usize, Seq),
     /// Size of all messages in bytes, approximately: media may have been attached again.
@@ -267,27 +268,27 @@ pub struct ResolvedPoint {
     /// The number of messages before the position.
     pub position: usize,
     /// The log digest at the position.
-    pub mark: LogDigest,
+    pub digest: LogDigest,
 }
 
 impl Session {
     /// Folds a session from its head and its whole log, including the records of its parent.
     pub fn fold(head: Head, records: impl IntoIterator<Item = Record>) -> Self {
         let mut session = Self::empty(head);
-        session.messages.reserve(session.head.mark.messages);
-        records.into_iter().for_each(|record| session.take_in(record));
+        session.messages.reserve(session.head.digest.messages);
+        records.into_iter().for_each(|record| session.fold_record(record));
         session
     }
 
     /// Folds a record into the lists without changing the head. Moves the message out of the record instead
     /// of cloning it.
-    pub(crate) fn take_in(&mut self, record: Record) {
+    pub(crate) fn fold_record(&mut self, record: Record) {
         match record.entry {
             Entry::Message(entry) => {
                 self.bytes += entry.message.text_len();
                 self.messages.push(StoredMessage::new(record.seq, record.at, entry));
             }
-            _ => drop(self.take(&record)),
+            _ => drop(self.apply_to_lists(&record)),
         }
     }
 
@@ -313,8 +314,8 @@ impl Session {
             decided: Vec::new(),
             uncompacted: false,
             pending: Vec::new(),
-            saved: None,
-            cut_off: Vec::new(),
+            committed_end: None,
+            discarded: Vec::new(),
             older: (0, 0),
             bytes: 0,
         }
@@ -333,11 +334,11 @@ impl Session {
     /// Applies the next record to the head and the lists. Returns the messages that a rewind discards.
     pub fn apply(&mut self, record: &Record) -> Vec<StoredMessage> {
         self.head.apply(record);
-        self.take(record)
+        self.apply_to_lists(record)
     }
 
     /// Applies the next record to the lists only. Returns the messages that a rewind discards.
-    pub(crate) fn take(&mut self, record: &Record) -> Vec<StoredMessage> {
+    pub(crate) fn apply_to_lists(&mut self, record: &Record) -> Vec<StoredMessage> {
         let seq = record.seq;
         let at = record.at;
         match &record.entry {
@@ -367,7 +368,7 @@ impl Session {
                         call: call.clone(),
                         tool: tool.clone(),
                         cached,
-                        tokens: spent(detail),
+                        tokens: tokens_used(detail),
                     });
                 }
             }
@@ -486,16 +487,16 @@ impl Session {
                 (at_checkpoint || at_message).then_some((*seq, position))?
             }
         };
-        Some(ResolvedPoint { seq, position, mark: self.digest_at(position) })
+        Some(ResolvedPoint { seq, position, digest: self.digest_at(position) })
     }
 
     /// Returns the log digest at a position, cached with the checkpoint that is there.
     fn digest_at(&self, position: usize) -> LogDigest {
         if position == self.messages.len() {
-            return self.head.mark.clone();
+            return self.head.digest.clone();
         }
         match self.checkpoints.iter().rev().find(|c| c.position == position) {
-            Some(checkpoint) => checkpoint.mark.0.get_or_init(|| self.compute_digest(position)).clone(),
+            Some(checkpoint) => checkpoint.digest.0.get_or_init(|| self.compute_digest(position)).clone(),
             None => self.compute_digest(position),
         }
     }
@@ -503,7 +504,7 @@ impl Session {
     /// Computes the digest at a position, starting from the nearest earlier one that is known.
     fn compute_digest(&self, position: usize) -> LogDigest {
         let known = self.checkpoints.iter().rev().filter(|c| c.position < position);
-        let known = known.filter_map(|c| Some((c.position, c.mark.0.get()?.clone()))).next();
+        let known = known.filter_map(|c| Some((c.position, c.digest.0.get()?.clone()))).next();
         let (from, mut digest) = known.unwrap_or_default();
         self.messages[from..position].iter().for_each(|m| digest.advance(&m.message));
         digest
@@ -546,7 +547,7 @@ fn turn_position(messages: &[StoredMessage], turns: usize) -> Option<usize> {
             }
             seen_turns += 1;
         }
-        if !role.instructs() {
+        if !role.is_instruction() {
             last = Some(role);
         }
     }
@@ -556,7 +557,7 @@ fn turn_position(messages: &[StoredMessage], turns: usize) -> Option<usize> {
 /// Creates a checkpoint from its log entry.
 pub(crate) fn checkpoint(c: &CheckpointEntry, seq: Seq, at: Timestamp, position: usize) -> Checkpoint {
     let CheckpointEntry { label, auto, run, step, state } = c.clone();
-    Checkpoint { label, position, created_at: at, auto, seq, run, step, state, mark: CachedDigest::default() }
+    Checkpoint { label, position, created_at: at, auto, seq, run, step, state, digest: CachedDigest::default() }
 }
 
 impl Head {
@@ -583,10 +584,10 @@ impl Head {
             due_at: None,
             first: record.seq,
             seq: record.seq,
-            log: Some(LogHash::of(record)),
-            mark: LogDigest::default(),
+            log_hash: Some(LogHash::of(record)),
+            digest: LogDigest::default(),
             stored_bytes: None,
-            front: None,
+            prompt_prefix: None,
             parent: created.parent.clone(),
             run: None,
             lease: None,
@@ -608,7 +609,7 @@ impl Head {
         if c.parent.is_none() {
             metadata.remove(DECISIONS);
         }
-        let created_at = c.began_at.unwrap_or(at);
+        let created_at = c.original_created_at.unwrap_or(at);
         self.info = SessionInfo {
             session_id,
             created_at,
@@ -630,17 +631,17 @@ impl Head {
         self.reviews.clear();
         self.decisions = c.decisions;
         self.origin = c.origin;
-        self.front = c.parent.is_none().then(PromptPrefix::default);
-        self.mark = c.parent.map(|p| p.mark).unwrap_or_default();
+        self.prompt_prefix = c.parent.is_none().then(PromptPrefix::default);
+        self.digest = c.parent.map(|p| p.digest).unwrap_or_default();
     }
 
     /// Applies the next record. Needs only the head, however long the log is (D-005).
     pub fn apply(&mut self, record: &Record) {
         let at = record.at;
         self.seq = record.seq;
-        self.log = match record.entry {
+        self.log_hash = match record.entry {
             Entry::Created(_) => Some(LogHash::of(record)),
-            _ => self.log.map(|log| log.then(record)),
+            _ => self.log_hash.map(|log| log.then(record)),
         };
         self.info.updated_at = self.info.updated_at.max(at);
         let mut active = false;
@@ -649,14 +650,17 @@ impl Head {
             // one.
             Entry::Created(created) => self.create(created, at),
             Entry::Message(entry) => {
-                self.front = self.front.take().and_then(|prefix| prefix.after(entry, record.seq, self.mark.messages));
-                self.mark.advance(&entry.message);
+                self.prompt_prefix = self
+                    .prompt_prefix
+                    .take()
+                    .and_then(|prefix| prefix.with_message(entry, record.seq, self.digest.messages));
+                self.digest.advance(&entry.message);
                 self.stored_bytes = self.stored_bytes.map(|bytes| bytes + entry.message.stored_len());
                 active = true;
             }
             Entry::Rewound(r) => {
-                self.mark = r.mark.clone();
-                self.front = self.front.take().filter(|prefix| prefix.is_before(r.to));
+                self.digest = r.digest.clone();
+                self.prompt_prefix = self.prompt_prefix.take().filter(|prefix| prefix.survives_rewind(r.to));
                 self.reviews.retain(|open| open.seq <= r.to);
             }
             Entry::Info(patch) => {
@@ -697,7 +701,7 @@ impl Head {
                 self.decisions = DecisionChain::after(self.decisions, d, at);
             }
             Entry::Compacted { upto, summary } => {
-                if let Some(prefix) = &mut self.front {
+                if let Some(prefix) = &mut self.prompt_prefix {
                     prefix.summary = summary.as_ref().map(|_| (record.seq, *upto));
                 }
             }
@@ -711,4 +715,4 @@ impl Head {
 }
 
 /// The marker at the beginning of a summary, which distinguishes it from a message of the conversation.
-pub const MARK: &str = "[Summary of the earlier conversation; its messages are not shown]";
+pub const SUMMARY_MARKER: &str = "[Summary of the earlier conversation; its messages are not shown]";

@@ -31,13 +31,13 @@ impl ToolCallFilter {
     }
 
     /// Filters a chunk. `None` means that nothing of it remains. Token usage is removed.
-    pub fn pass(&mut self, chunk: ModelChunk) -> Option<ModelChunk> {
+    pub fn filter(&mut self, chunk: ModelChunk) -> Option<ModelChunk> {
         if self.tools.is_empty() {
             return Some(chunk);
         }
         let (text, part) = match &chunk {
             ModelChunk::Chunk(text) => (text, "delta"),
-            ModelChunk::Whole(text) => (text, "message"),
+            ModelChunk::Complete(text) => (text, "message"),
         };
         let Ok(mut body) = serde_json::from_str::<Value>(text) else { return Some(chunk) };
         let reported = body.as_object_mut().filter(|b| b.get("usage").is_some_and(|u| !u.is_null()));
@@ -62,7 +62,11 @@ impl ToolCallFilter {
             return None;
         }
         body["choices"] = Value::Array(remaining);
-        Some(if part == "message" { ModelChunk::Whole(body.to_string()) } else { ModelChunk::Chunk(body.to_string()) })
+        Some(if part == "message" {
+            ModelChunk::Complete(body.to_string())
+        } else {
+            ModelChunk::Chunk(body.to_string())
+        })
     }
 
     /// Filters one choice. `None` means that nothing of it remains.
@@ -115,31 +119,31 @@ mod tests {
         let tools: Arc<[Tool]> = Arc::new([Tool { name: "server_tool".into(), ..Tool::default() }]);
         let mut filter = ToolCallFilter::new(tools.clone());
         assert_eq!(
-            filter.pass(chunk(json!({"content": "I look."}), Value::Null)),
+            filter.filter(chunk(json!({"content": "I look."}), Value::Null)),
             Some(chunk(json!({"content": "I look."}), Value::Null))
         );
         assert_eq!(
-            filter.pass(chunk(
+            filter.filter(chunk(
                 json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "server_tool", "arguments": ""}}]}),
                 Value::Null
             )),
             None
         );
         assert_eq!(
-            filter.pass(chunk(json!({"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}), Value::Null)),
+            filter.filter(chunk(json!({"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}), Value::Null)),
             None
         );
-        assert_eq!(filter.pass(chunk(json!({}), json!("tool_calls"))), None);
+        assert_eq!(filter.filter(chunk(json!({}), json!("tool_calls"))), None);
         let mut filter = ToolCallFilter::new(tools.clone());
         let client_call =
             json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "client_tool", "arguments": ""}}]});
-        assert_eq!(filter.pass(chunk(client_call.clone(), Value::Null)), Some(chunk(client_call, Value::Null)));
-        assert_eq!(filter.pass(chunk(json!({}), json!("tool_calls"))), Some(chunk(json!({}), json!("tool_calls"))));
+        assert_eq!(filter.filter(chunk(client_call.clone(), Value::Null)), Some(chunk(client_call, Value::Null)));
+        assert_eq!(filter.filter(chunk(json!({}), json!("tool_calls"))), Some(chunk(json!({}), json!("tool_calls"))));
     }
 
     #[test]
     fn without_server_tools_every_chunk_passes_unchanged() {
         let malformed = ModelChunk::Chunk("odd".into());
-        assert_eq!(ToolCallFilter::new(Arc::default()).pass(malformed.clone()), Some(malformed));
+        assert_eq!(ToolCallFilter::new(Arc::default()).filter(malformed.clone()), Some(malformed));
     }
 }

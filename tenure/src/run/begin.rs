@@ -6,17 +6,17 @@
 //! durable before the turn is acknowledged. A turn that fails or is stopped persists the partial
 //! answer and records the failure (`run_ended`).
 
-use crate::engine::draft::{Depth, PendingCommit};
+use crate::engine::pending_commit::{Depth, PendingCommit};
 use crate::engine::turn_lock::{Admission, OnBusy, TurnGuard};
 use crate::executors::model::{EagerModelCall, SpeculativeSlot};
 use crate::memory::recall::{MemoryInjection, with_block};
 use crate::rules::overlay::Overlay;
-use crate::rules::prompt::shown_with;
+use crate::rules::prompt::build_history;
 use crate::rules::reconcile::plan::ReconcilePlan;
 use crate::rules::reconcile::reconcile;
 use crate::rules::session::{Point, Run, Session, StoredMessage};
 use crate::run::executors::StoredAnswer;
-use crate::run::idempotency::{IdempotencyRecord, place, same_id, same_run};
+use crate::run::idempotency::{IdempotencyRecord, derive_run_id, derive_session_id, idempotency_lock_key};
 use crate::run::request::{OnExpired, ReconcileReport, TurnRequest};
 use crate::tenure::Tenure;
 use crate::types::assistant::Assistant;
@@ -39,7 +39,7 @@ impl OpenRun {
     /// The principal that the turn runs as: the caller, or the session's owner for a run that was
     /// taken over.
     pub fn principal(&self) -> &Principal {
-        &self.who
+        &self.principal
     }
 
     /// The assistant's policy for a client that disconnects. `None` means that the assistant does
@@ -50,8 +50,8 @@ impl OpenRun {
 
     /// The compaction policy: whether a model, and which one, summarizes the history after the turn
     /// if it exceeds its budget.
-    pub fn compact(&self) -> CompactionPolicy {
-        self.tenure.policy(&self.who.tenant, self.assistant.as_ref().map(|a| a.name.as_str())).compact
+    pub fn compaction_policy(&self) -> CompactionPolicy {
+        self.tenure.policy(&self.principal.tenant, self.assistant.as_ref().map(|a| a.name.as_str())).compact
     }
 }
 
@@ -59,9 +59,9 @@ impl OpenRun {
 #[derive(Debug)]
 pub enum TurnStart {
     /// A turn that is ready to be executed.
-    Turn(Box<OpenRun>),
+    Run(Box<OpenRun>),
     /// The request was already answered: its idempotency key has a stored response (D-047).
-    Before {
+    AlreadyAnswered {
         /// The session of the earlier request.
         session_id: SessionId,
         /// The run that produced the stored response.
@@ -78,13 +78,13 @@ pub struct OpenRun {
     pub(crate) tenure: Tenure,
     /// The principal that the turn runs as: the caller, or the session's owner for a run that was
     /// taken over.
-    pub(crate) who: Principal,
+    pub(crate) principal: Principal,
     /// The guard of the session's turn lock.
-    pub(crate) pass: TurnGuard,
+    pub(crate) turn_guard: TurnGuard,
     /// Whether to store the response for a replay under its idempotency key.
-    pub(crate) remember: bool,
+    pub(crate) store_answer: bool,
     /// The position of the message that is answered. 0 means that there is none.
-    pub(crate) asked: Seq,
+    pub(crate) input_seq: Seq,
     /// The assistant that the session belongs to.
     pub(crate) assistant: Option<Arc<Assistant>>,
     /// The model that answers. It is stored as the session's model once it has answered.
@@ -96,7 +96,7 @@ pub struct OpenRun {
     /// The id of the run.
     pub run: RunId,
     /// The report of how the request's messages were merged into the stored history.
-    pub spliced: ReconcileReport,
+    pub reconcile_report: ReconcileReport,
     /// The first prompt. Empty if the run resumes from its stored state.
     pub messages: Vec<Message>,
     /// The parameters that the run was started with.
@@ -107,9 +107,9 @@ pub struct OpenRun {
     /// The time when this node claimed the run.
     pub(crate) claimed_at: Timestamp,
     /// Recalled memories that are injected into the prompt.
-    pub(crate) recalled: Option<MemoryInjection>,
+    pub(crate) memory_injection: Option<MemoryInjection>,
     /// A model request that is already in flight.
-    pub(crate) asking: SpeculativeSlot,
+    pub(crate) speculative_call: SpeculativeSlot,
 }
 
 /// Key in a run's detail: the request had an idempotency key, so its answer must be stored for a
@@ -123,15 +123,15 @@ const MAX_INVISIBLE_RETRIES: usize = 3;
 impl Tenure {
     /// Begins a turn: resolves the session, waits for its turn lock, and commits the client's
     /// messages.
-    pub async fn turn(&self, principal: &Principal, request: TurnRequest) -> Result<TurnStart> {
+    pub async fn begin_turn(&self, principal: &Principal, request: TurnRequest) -> Result<TurnStart> {
         self.begin_turn_with(principal, request, None).await
     }
 
-    /// Begins a turn like [`Tenure::turn`], but sends the model request concurrently with the
+    /// Begins a turn like [`Tenure::begin_turn`], but sends the model request concurrently with the
     /// commit of the client's messages. No output is used before the commit succeeds; if it fails,
     /// the request is cancelled. Falls back to sequential order for new sessions, and for turns
     /// with an assistant or media (D-044).
-    pub async fn turn_asking(
+    pub async fn begin_turn_eager(
         &self,
         principal: &Principal,
         request: TurnRequest,
@@ -151,16 +151,22 @@ impl Tenure {
         // claim.
         let _key_guard = match &request.idempotency {
             Some((key, _)) => Some(
-                self.shared.key_locks.enter(&place(principal, key)?, OnBusy::Queue, self.limits().max_queue).await?,
+                self.shared
+                    .key_locks
+                    .acquire(&idempotency_lock_key(principal, key)?, OnBusy::Queue, self.limits().max_queue)
+                    .await?,
             ),
             None => None,
         };
-        let key_record = self.claimed(principal, &request).await?;
+        let key_record = self.find_idempotency_record(principal, &request).await?;
         // A retried request waits for its first attempt. It never interrupts it and never forks the
         // session.
         let on_busy = if key_record.is_some() { OnBusy::Queue } else { request.on_busy };
         let new_id = || {
-            request.idempotency.as_ref().map_or_else(SessionId::generate, |(key, body)| same_id(principal, key, body))
+            request
+                .idempotency
+                .as_ref()
+                .map_or_else(SessionId::generate, |(key, body)| derive_session_id(principal, key, body))
         };
         let mut id = match (&key_record, &request.session) {
             (Some(key_record), _) => key_record.session.clone(),
@@ -170,8 +176,10 @@ impl Tenure {
         };
         // The run id is derived from the request, so two nodes that receive the same request
         // concurrently use the same run.
-        let run =
-            request.idempotency.as_ref().map_or_else(RunId::generate, |(key, body)| same_run(principal, key, body));
+        let run = request
+            .idempotency
+            .as_ref()
+            .map_or_else(RunId::generate, |(key, body)| derive_run_id(principal, key, body));
         let mut attempts = 0;
         let mut waited = Duration::ZERO;
         let mut redo = false;
@@ -179,20 +187,24 @@ impl Tenure {
         while attempts <= self.limits().max_retries {
             let key = principal.key(&id);
             let max = self.limits().max_queue;
-            let turn_guard =
-                match self.shared.turn_locks.enter_telling(&key, on_busy, max, || request.tell_queued()).await? {
-                    Admission::Pass(turn_guard) => turn_guard,
-                    Admission::Branch(before) => {
-                        id = self.fork(principal, &id, Point::Position(before), None).await?.info.session_id;
-                        attempts += 1;
-                        continue;
-                    }
-                };
-            let key_record = self.claimed(principal, &request).await?;
-            if let Some(key_record) = &key_record
-                && let Some(replay) = self.answer_of(principal, key_record).await?
+            let turn_guard = match self
+                .shared
+                .turn_locks
+                .acquire_with_callback(&key, on_busy, max, || request.notify_queued())
+                .await?
             {
-                return Ok(TurnStart::Before { session_id: id, run, replay });
+                Admission::Admitted(turn_guard) => turn_guard,
+                Admission::Branch(before) => {
+                    id = self.fork(principal, &id, Point::Position(before), None).await?.info.session_id;
+                    attempts += 1;
+                    continue;
+                }
+            };
+            let key_record = self.find_idempotency_record(principal, &request).await?;
+            if let Some(key_record) = &key_record
+                && let Some(replay) = self.stored_answer(principal, key_record).await?
+            {
+                return Ok(TurnStart::AlreadyAnswered { session_id: id, run, replay });
             }
             let started_at = self.now();
             let has_waited = turn_guard.has_waited() || !waited.is_zero();
@@ -207,7 +219,7 @@ impl Tenure {
                 speculative_slot,
             };
             if let (Some((key, body)), None) = (&request.idempotency, &key_record) {
-                self.remember_key(
+                self.store_idempotency_record(
                     principal,
                     key,
                     IdempotencyRecord { body: body.clone(), session: id.clone(), run: run.clone() },
@@ -227,14 +239,14 @@ impl Tenure {
                 Err(e @ Error::Busy { .. }) => {
                     drop(turn_guard);
                     if matches!(on_busy, OnBusy::Queue | OnBusy::Interrupt) {
-                        request.tell_queued();
+                        request.notify_queued();
                     }
                     let is_same_run = self.head(principal, &id).await.is_ok_and(|h| h.run.as_ref() == Some(&run));
                     match on_busy {
                         OnBusy::Queue => self.wait_for_release(&key, &mut waited).await?,
                         _ if is_same_run => self.wait_for_release(&key, &mut waited).await?,
                         OnBusy::Branch => {
-                            let before = self.head(principal, &id).await?.mark.turns.saturating_sub(1);
+                            let before = self.head(principal, &id).await?.digest.turns.saturating_sub(1);
                             id = self.fork(principal, &id, Point::Turn(before), None).await?.info.session_id;
                         }
                         _ => return Err(e),
@@ -277,9 +289,9 @@ impl Tenure {
                 Err(e) => return Err(e),
             };
             let speculative_call = turn_plan.speculative_slot;
-            turn_guard.began(committed.messages_before, &run);
+            turn_guard.record_turn_start(committed.messages_before, &run);
             let memory_injection =
-                self.recollect(principal, &id, committed.assistant.as_deref(), &committed.messages).await;
+                self.recall_for_prompt(principal, &id, committed.assistant.as_deref(), &committed.messages).await;
             let assistant =
                 self.assistant_of(principal, committed.assistant.or_else(|| request.assistant.clone())).await?;
             let block = memory_injection.as_ref().map(|r| &r.block);
@@ -289,37 +301,42 @@ impl Tenure {
                 with_block(self.prompt(&principal.tenant, assistant.as_deref(), committed.messages).await?, block)
             };
             let mut reconcile_report = committed.reconcile_report;
-            reconcile_report.memories = memory_injection.as_ref().map(|r| r.told.clone()).unwrap_or_default();
+            reconcile_report.memories = memory_injection.as_ref().map(|r| r.memories.clone()).unwrap_or_default();
             let open_run = OpenRun {
                 tenure: self.clone(),
-                who: principal.clone(),
-                pass: turn_guard,
-                remember: request.idempotency.is_some(),
-                asked: committed.input_seq,
+                principal: principal.clone(),
+                turn_guard,
+                store_answer: request.idempotency.is_some(),
+                input_seq: committed.input_seq,
                 assistant,
                 model: request.model,
                 overlay: committed.overlay,
                 session_id: id,
                 run,
-                spliced: reconcile_report,
+                reconcile_report,
                 messages,
                 detail: request.detail,
                 started_at,
                 claimed_at: started_at,
-                recalled: memory_injection,
-                asking: speculative_call,
+                memory_injection,
+                speculative_call,
             };
-            return Ok(TurnStart::Turn(Box::new(open_run)));
+            return Ok(TurnStart::Run(Box::new(open_run)));
         }
         Err(Error::Conflict { session_id: id, expected: 0 })
     }
 
     /// Finds the run that was started by a request with this idempotency key and body. `None` if
     /// there is none, or if it no longer exists.
-    pub async fn started(&self, principal: &Principal, key: &str, body: &str) -> Result<Option<(SessionId, RunId)>> {
+    pub async fn find_by_idempotency_key(
+        &self,
+        principal: &Principal,
+        key: &str,
+        body: &str,
+    ) -> Result<Option<(SessionId, RunId)>> {
         let request = TurnRequest { idempotency: Some((key.to_owned(), body.to_owned())), ..TurnRequest::default() };
-        let Some(key_record) = self.claimed(principal, &request).await? else { return Ok(None) };
-        match self.run(principal, &key_record.session, &key_record.run).await {
+        let Some(key_record) = self.find_idempotency_record(principal, &request).await? else { return Ok(None) };
+        match self.get_run(principal, &key_record.session, &key_record.run).await {
             Ok(_) => Ok(Some((key_record.session, key_record.run))),
             Err(Error::NotFound { .. } | Error::NoSuchRun { .. } | Error::Gone { .. }) => Ok(None),
             Err(e) => Err(e),
@@ -377,7 +394,7 @@ impl Tenure {
         let mut messages: Vec<Message> = instructions(assistant).collect();
         messages.reserve(history.len());
         for message in history {
-            messages.push(if message.cuts().is_empty() {
+            messages.push(if message.blob_refs().is_empty() {
                 message
             } else {
                 self.engine.attach_message(tenant, &message).await?
@@ -395,7 +412,7 @@ impl Tenure {
             return Err(Error::Busy { session_id: key.session.clone() });
         }
         let watch = self.engine.watch(key);
-        let _ = tokio::time::timeout(pause, watch.elsewhere()).await;
+        let _ = tokio::time::timeout(pause, watch.remote_change()).await;
         Ok(())
     }
 
@@ -423,7 +440,7 @@ impl Tenure {
         blobs: &[Blob],
     ) -> Result<CommittedTurn> {
         self.write(principal, id, Depth::Session, |state, now| {
-            let session = self.engine.whole_ref(state, id)?;
+            let session = self.engine.full_session_ref(state, id)?;
             self.engine.check_active(session)?;
             if turn_plan.is_completed(session) {
                 return Err(Error::Conflict { session_id: id.clone(), expected: session.seq });
@@ -432,22 +449,22 @@ impl Tenure {
             let history = self.policy(&session.tenant, session.assistant.as_deref()).history;
             let plan = turn_plan.plan(session, history, blobs);
             let mut entries: Vec<Entry> =
-                self.step_in(session, turn_plan.run, turn_plan.request.on_busy, now)?.into_iter().collect();
+                self.end_previous_run(session, turn_plan.run, turn_plan.request.on_busy, now)?.into_iter().collect();
             let mut discarded = Vec::new();
-            if plan.keep < session.messages.len() {
-                let (entry, messages) = crate::rules::checkpoint::rewound(session, plan.keep);
+            if plan.retained < session.messages.len() {
+                let (entry, messages) = crate::rules::checkpoint::rewind_entry(session, plan.retained);
                 entries.push(entry);
                 discarded = messages;
             }
             let first_seq = session.seq + 1 + entries.len() as Seq;
-            entries.extend(plan.posts(first_seq).into_iter().map(Entry::Message));
+            entries.extend(plan.message_entries(first_seq).into_iter().map(Entry::Message));
             let input_seq = if plan.append.is_empty() {
-                session.messages[..plan.keep].last().map_or(0, |m| m.seq)
+                session.messages[..plan.retained].last().map_or(0, |m| m.seq)
             } else {
                 session.seq + entries.len() as Seq
             };
             let resumes = turn_plan.resumes_run(session);
-            let claim = self.claim(now);
+            let claim = self.lease_claim(now);
             entries.push(if session.head().run.as_ref() == Some(turn_plan.run) {
                 Entry::RunClaimed { run: turn_plan.run.clone(), claim }
             } else {
@@ -458,9 +475,9 @@ impl Tenure {
             committed.check()?;
             self.start_speculative_call(principal, turn_plan, &committed);
             let mut pending = PendingCommit::new(entries, committed);
-            let used_blobs: Vec<_> = plan.append.iter().flat_map(|p| p.message.cuts()).map(|c| c.id).collect();
+            let used_blobs: Vec<_> = plan.append.iter().flat_map(|p| p.message.blob_refs()).map(|c| c.id).collect();
             pending.blobs = blobs.iter().filter(|b| used_blobs.contains(&b.id)).cloned().collect();
-            pending.cut = discarded;
+            pending.discarded = discarded;
             Ok(pending)
         })
         .await
@@ -469,7 +486,7 @@ impl Tenure {
     /// Returns the entry that ends a run left open by another (possibly dead) node, or
     /// [`Error::Busy`] if that node's lease is still valid and the turn may not interrupt it. The
     /// caller holds the local turn lock, so the run is executed by another node or by none (D-041).
-    pub(crate) fn step_in(
+    pub(crate) fn end_previous_run(
         &self,
         session: &Session,
         new_run: &RunId,
@@ -483,7 +500,7 @@ impl Tenure {
             // A run that records its model is resumable: other nodes get one more lease duration to
             // take it over (D-043).
             if is_resumable {
-                !self.is_free(l, now.saturating_sub(self.lease()).unwrap_or(now))
+                !self.is_free(l, now.saturating_sub(self.lease_duration()).unwrap_or(now))
             } else {
                 !self.is_free(l, now)
             }
@@ -524,9 +541,9 @@ impl Tenure {
         let empty = Session::empty(head);
         let plan = turn_plan.plan(&empty, None, blobs);
         let input_seq = if plan.append.is_empty() { 0 } else { 1 + plan.append.len() as Seq };
-        let posts = plan.posts(2).into_iter().map(Entry::Message);
+        let posts = plan.message_entries(2).into_iter().map(Entry::Message);
         let later_records = (2..)
-            .zip(posts.chain([turn_plan.run_started_entry(self.claim(now))]))
+            .zip(posts.chain([turn_plan.run_started_entry(self.lease_claim(now))]))
             .map(|(seq, entry)| Record { seq, at: now, entry });
         let committed = self.committed_turn(&empty, &plan, input_seq);
         committed.check()?;
@@ -543,9 +560,9 @@ impl Tenure {
     fn start_speculative_call(&self, principal: &Principal, turn_plan: &TurnPlan<'_>, committed: &CommittedTurn) {
         let Some(eager_call) = turn_plan.eager_call else { return };
         let has_assistant = committed.assistant.is_some() || turn_plan.request.assistant.is_some();
-        let without_media = committed.messages.iter().all(|m| m.cuts().is_empty());
-        if !has_assistant && without_media && !committed.resumes && !self.tells(&principal.tenant, None) {
-            turn_plan.speculative_slot.set(eager_call.ask(committed.messages.clone()));
+        let without_media = committed.messages.iter().all(|m| m.blob_refs().is_empty());
+        if !has_assistant && without_media && !committed.resumes && !self.injects_memories(&principal.tenant, None) {
+            turn_plan.speculative_slot.set(eager_call.with_messages(committed.messages.clone()));
         }
     }
 
@@ -553,14 +570,14 @@ impl Tenure {
         let window = self.policy(&session.tenant, session.assistant.as_deref()).window;
         CommittedTurn {
             resumes: false,
-            messages_before: plan.keep.min(session.messages.len()),
+            messages_before: plan.retained.min(session.messages.len()),
             input_seq,
             assistant: session.assistant.clone(),
             messages: prompt_after(session, plan, &window),
             overlay: plan.overlay.clone(),
             reconcile_report: ReconcileReport {
                 matched: plan.matched,
-                spliced: plan.spliced,
+                omitted: plan.omitted,
                 rewound: plan.rewound,
                 appended: plan.appended(),
                 ephemeral: plan.ephemeral,
@@ -625,8 +642,8 @@ impl TurnPlan<'_> {
         match (&self.request.assistant, &session.assistant) {
             (Some(requested), own) if own.as_ref() != Some(requested) => Err(Error::OtherAssistant {
                 session_id: session.info.session_id.clone(),
-                asked: requested.clone(),
-                own: own.clone(),
+                requested: requested.clone(),
+                current: own.clone(),
             }),
             _ => Ok(()),
         }
@@ -648,15 +665,15 @@ impl TurnPlan<'_> {
     fn plan(&self, session: &Session, assistant: Option<HistoryMode>, blobs: &[Blob]) -> ReconcilePlan {
         let mut plan = reconcile(session, &self.request.incoming(self.incoming, assistant, self.has_waited));
         let stored = &session.messages;
-        let matched = self.incoming.iter().filter(|m| !m.role().instructs()).count();
+        let matched = self.incoming.iter().filter(|m| !m.role().is_instruction()).count();
         if self.resumes_run(session) {
-            return ReconcilePlan { keep: stored.len(), matched, ..ReconcilePlan::default() };
+            return ReconcilePlan { retained: stored.len(), matched, ..ReconcilePlan::default() };
         }
         if session.runs.last().is_some_and(|r| r.id == *self.run) {
             // An earlier attempt of this request already stored its messages, and no message was
             // added since. The partial answer of that attempt is discarded.
             let keep = stored.iter().rposition(|m| m.run.as_ref() != Some(self.run)).map_or(0, |i| i + 1);
-            return ReconcilePlan { keep, rewound: stored.len() - keep, matched, ..ReconcilePlan::default() };
+            return ReconcilePlan { retained: keep, rewound: stored.len() - keep, matched, ..ReconcilePlan::default() };
         }
         plan.overlay.attach(blobs);
         plan
@@ -674,9 +691,9 @@ impl TurnPlan<'_> {
 /// Builds the prompt as it will be once the plan is applied to the session.
 fn prompt_after(session: &Session, plan: &ReconcilePlan, window: &Window) -> Vec<Message> {
     let first_seq = session.seq + 1;
-    let new_messages = (first_seq..).zip(plan.posts(first_seq));
+    let new_messages = (first_seq..).zip(plan.message_entries(first_seq));
     let new_messages: Vec<StoredMessage> =
         new_messages.map(|(seq, post)| StoredMessage::new(seq, Timestamp::UNIX_EPOCH, post)).collect();
-    let all = session.messages[..plan.keep].iter().chain(&new_messages);
-    shown_with(all, &session.reviews, &session.summaries, window, &plan.overlay)
+    let all = session.messages[..plan.retained].iter().chain(&new_messages);
+    build_history(all, &session.reviews, &session.summaries, window, &plan.overlay)
 }

@@ -2,7 +2,7 @@
 //! The messages stay in the log and visible to all other operations; `uncompact` removes the
 //! summary (D-066).
 
-use crate::engine::draft::{Depth, PendingCommit};
+use crate::engine::pending_commit::{Depth, PendingCommit};
 use crate::engine::turn_lock::OnBusy;
 use crate::executors::model::{Model, Prompt};
 use crate::rules::answer::ModelAnswer;
@@ -49,14 +49,14 @@ impl Tenure {
     ) -> Result<CompactionResult, TurnError> {
         let on_busy = if keep.is_some() { OnBusy::Queue } else { OnBusy::Reject };
         let _compaction_guard =
-            self.shared.compaction_locks.enter(&principal.key(id), on_busy, self.limits().max_queue).await?;
+            self.shared.compaction_locks.acquire(&principal.key(id), on_busy, self.limits().max_queue).await?;
         let mut goal = None;
         let mut messages = 0;
         loop {
-            let session = self.engine.shared(principal, id).await?;
+            let session = self.engine.shared_session(principal, id).await?;
             let window = self.policy(&session.tenant, session.assistant.as_deref()).window;
             goal = goal.or_else(|| summary::goal(&session, &window, keep));
-            let Some(part) = goal.and_then(|goal| summary::piece(&session, &window, goal)) else {
+            let Some(part) = goal.and_then(|goal| summary::next_part(&session, &window, goal)) else {
                 return Ok(CompactionResult { seq: session.seq, messages, summary: session.summary().cloned() });
             };
             let created_at = session.info.created_at;
@@ -65,9 +65,9 @@ impl Tenure {
             drop(session);
             let result = async {
                 let text = request_summary(model, &part, options.clone()).await?;
-                let message = summary::message(&text, part.room);
+                let message = summary::message(&text, part.max_tokens);
                 let message =
-                    message.ok_or_else(|| ModelError::Broken { why: "the model returned no summary".into() })?;
+                    message.ok_or_else(|| ModelError::Broken { reason: "the model returned no summary".into() })?;
                 Ok::<_, TurnError>(self.store_summary(principal, id, created_at, &part, message).await?)
             };
             let result = result.await;
@@ -87,9 +87,9 @@ impl Tenure {
         message: Message,
     ) -> Result<()> {
         self.write(principal, id, Depth::Session, |state, _| {
-            let session = self.engine.whole_ref(state, id)?;
+            let session = self.engine.full_session_ref(state, id)?;
             self.engine.check_live(session)?;
-            if session.info.created_at != created_at || !part.fits(session) {
+            if session.info.created_at != created_at || !part.still_applies(session) {
                 return Err(Error::Superseded { session_id: id.clone() });
             }
             Ok(PendingCommit::new(vec![Entry::Compacted { upto: part.upto, summary: Some(message.clone()) }], ()))
@@ -101,7 +101,7 @@ impl Tenure {
     /// summary is written until one is requested explicitly (D-069).
     pub async fn uncompact(&self, principal: &Principal, id: &SessionId) -> Result<Head> {
         self.write(principal, id, Depth::Session, |state, now| {
-            let session = self.engine.whole_ref(state, id)?;
+            let session = self.engine.full_session_ref(state, id)?;
             self.engine.check_live(session)?;
             let mut head = session.head().clone();
             if session.uncompacted {
@@ -121,7 +121,7 @@ async fn request_summary(model: &dyn Model, part: &SummaryPart, options: RawObje
     let mut answer = ModelAnswer::default();
     let mut chunks = model.ask(prompt).await?;
     while let Some(chunk) = std::future::poll_fn(|cx| chunks.as_mut().poll_next(cx)).await {
-        answer.take(&chunk?)?;
+        answer.add_chunk(&chunk?)?;
     }
     Ok(answer.message().map(|m| m.text()).unwrap_or_default())
 }

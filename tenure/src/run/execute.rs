@@ -4,21 +4,21 @@
 //!
 //! A round with tools is two commits: the answer with the calls that are about to be executed, and
 //! their results with a checkpoint. A tool call is therefore recorded before it starts. While the
-//! store is unavailable, the run retries and retains uncommitted results in memory ([`insist`]).
+//! store is unavailable, the run retries and retains uncommitted results in memory ([`retry`]).
 
 mod calls;
-mod insist;
+mod retry;
 
-use crate::engine::draft::{Depth, PendingCommit};
+use crate::engine::pending_commit::{Depth, PendingCommit};
 use crate::engine::turn_lock::{StopReason, TurnGuard};
 use crate::executors::model::{Prompt, SpeculativeSlot};
 use crate::memory::recall::{MemoryInjection, RECALLS, with_block};
 use crate::rules::answer::{ModelAnswer, add_usage};
 use crate::rules::next::{CallAction, NextStep, PendingCall, ReviewRequest, RunRules, next_after};
 use crate::rules::overlay::Overlay;
-use crate::rules::prompt::shown_with;
-use crate::rules::run_entries::{CANCELLED, ended};
-use crate::rules::session::{CACHED, Run, Session, StoredMessage, TOKENS, spent};
+use crate::rules::prompt::build_history;
+use crate::rules::run_entries::{CANCELLED, run_ended_entry};
+use crate::rules::session::{CACHED, Run, Session, StoredMessage, TOKENS, tokens_used};
 use crate::rules::tool_call_filter::ToolCallFilter;
 use crate::run::begin::OpenRun;
 use crate::run::executors::{Executors, RunEvent, StoredAnswer, ToolProgress, TurnError, TurnOutcome};
@@ -39,8 +39,8 @@ use crate::types::policy::{CheckpointPolicy, RunPolicy};
 use crate::types::raw_object::RawObject;
 use crate::types::status::Status;
 use crate::types::tool::Tool;
-use insist::Backoff;
 use jiff::{SignedDuration, Timestamp};
+use retry::Backoff;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -61,23 +61,23 @@ impl OpenRun {
         let had_listener = listener.is_some();
         let (mut execution, mut turn_guard) = Execution::new(self, executors, options, stream, listener);
         let tenure = execution.tenure.clone();
-        let principal = execution.who.clone();
+        let principal = execution.principal.clone();
         let id = execution.session_id.clone();
         let run = execution.run.clone();
         let time = execution.time_left();
-        let lease_state = execution.held.clone();
+        let lease_state = execution.lease_state.clone();
         let result = tokio::select! {
             result = execution.execute_steps() => result,
             reason = turn_guard.stopped() => Err(match reason {
                 StopReason::Interrupted => TurnError::Stopped,
                 StopReason::Cancelled => TurnError::Cancelled,
             }),
-            error = tenure.keep_lease(&principal, &id, &run, &lease_state) => Err(error.into()),
+            error = tenure.maintain_lease(&principal, &id, &run, &lease_state) => Err(error.into()),
             () = tokio::time::sleep(time) => Err(limit("out_of_time", "the run exceeded its `max_time`")),
         };
         match result {
             Ok(()) => Ok(TurnOutcome {
-                heard: had_listener == execution.listener.is_some(),
+                all_events_delivered: had_listener == execution.listener.is_some(),
                 body: execution.body(),
                 answer: execution.answer,
                 seq: execution.seq,
@@ -95,7 +95,7 @@ impl OpenRun {
 /// The state of a run while it is executed.
 struct Execution<'a> {
     tenure: Tenure,
-    who: Principal,
+    principal: Principal,
     session_id: SessionId,
     run: RunId,
     input_seq: Seq,
@@ -105,7 +105,7 @@ struct Execution<'a> {
     overlay: Overlay,
     policy: RunPolicy,
     started_at: Timestamp,
-    hands: Executors<'a>,
+    executors: Executors<'a>,
     tools: Arc<[Tool]>,
     options: RawObject,
     client_tools: bool,
@@ -130,7 +130,7 @@ struct Execution<'a> {
     hits: HashMap<String, String>,
     seq: Seq,
     waiting: bool,
-    held: Arc<LeaseState>,
+    lease_state: Arc<LeaseState>,
     /// Recalled memories that are injected into the prompt.
     memory_injection: Option<MemoryInjection>,
     /// The record of that injection, until it is committed.
@@ -169,10 +169,10 @@ impl<'a> Execution<'a> {
     ) -> (Self, TurnGuard) {
         let OpenRun {
             tenure,
-            who: principal,
-            pass: turn_guard,
-            remember: store_answer,
-            asked: input_seq,
+            principal,
+            turn_guard,
+            store_answer,
+            input_seq,
             assistant,
             model,
             overlay,
@@ -181,19 +181,19 @@ impl<'a> Execution<'a> {
             messages,
             started_at,
             claimed_at,
-            recalled: memory_injection,
-            asking: speculative_call,
-            spliced: reconcile_report,
+            memory_injection,
+            speculative_call,
+            reconcile_report,
             ..
         } = open_run;
         let policy = tenure.policy(&principal.tenant, assistant.as_ref().map(|a| a.name.as_str())).runs;
-        let until = AtomicI64::new(tenure.claim(claimed_at).until.as_microsecond());
-        let lease_state = Arc::new(LeaseState { until, ends: AtomicBool::new(false) });
+        let until = AtomicI64::new(tenure.lease_claim(claimed_at).until.as_microsecond());
+        let lease_state = Arc::new(LeaseState { until, releasing: AtomicBool::new(false) });
         let client_tools = options.get("tools").is_some_and(|t| t.trim() != "null" && t.trim() != "[]");
         let record_stream = store_answer && listener.is_some();
         let execution = Self {
             tenure,
-            who: principal,
+            principal,
             session_id,
             run,
             input_seq,
@@ -203,7 +203,7 @@ impl<'a> Execution<'a> {
             overlay,
             policy,
             started_at,
-            hands: executors,
+            executors,
             tools: Arc::default(),
             options,
             client_tools,
@@ -222,7 +222,7 @@ impl<'a> Execution<'a> {
             hits: HashMap::new(),
             seq: 0,
             waiting: false,
-            held: lease_state,
+            lease_state,
             recall_event: memory_injection.as_ref().map(|r| r.event.clone()),
             memory_injection,
             reconcile_report,
@@ -242,11 +242,11 @@ impl<'a> Execution<'a> {
 
     async fn execute_steps(&mut self) -> Result<(), TurnError> {
         if let Some(assistant) = &self.assistant {
-            let mut tools = match self.hands.tools {
+            let mut tools = match self.executors.tools {
                 Some(tools) => tools.list(assistant).await.map_err(TurnError::Tools)?,
                 None => Vec::new(),
             };
-            if let Some(memory) = self.tenure.memory_tool(&self.who, assistant) {
+            if let Some(memory) = self.tenure.memory_tool(&self.principal, assistant) {
                 tools.retain(|t| t.name != memory.name);
                 tools.push(memory);
             }
@@ -257,14 +257,14 @@ impl<'a> Execution<'a> {
             Some(_) => NextStep::Model,
             None => {
                 let mut backoff = Backoff::new();
-                while backoff.unless_away(self.restore_usage().await).await.transpose()?.is_none() {}
-                self.keep(Vec::new(), true).await?
+                while backoff.unless_unavailable(self.restore_usage().await).await.transpose()?.is_none() {}
+                self.commit_messages(Vec::new(), true).await?
             }
         };
         loop {
             step = match step {
                 NextStep::Model => self.call_model().await?,
-                NextStep::Tools(jobs) => self.call(jobs).await?,
+                NextStep::Tools(jobs) => self.call_tools(jobs).await?,
                 NextStep::Review(_) | NextStep::Wait => {
                     self.waiting = true;
                     return Ok(());
@@ -282,13 +282,13 @@ impl<'a> Execution<'a> {
         let tenure = &self.tenure;
         let id = &self.session_id;
         let run = &self.run;
-        let usage = tenure.engine.read(&self.who, id, Depth::Run, |state| {
+        let usage = tenure.engine.read(&self.principal, id, Depth::Run, |state| {
             let session = tenure.engine.run_ref(state, id)?;
             let run_messages = session.messages.iter().rev().take_while(|m| m.run.as_ref() == Some(run));
             let rounds = run_messages.filter(|m| m.message.role() == Role::Assistant).count();
             let last = session.checkpoints.iter().rev().find(|c| c.run.as_ref() == Some(run));
             let tool_tokens = session.run(run).and_then(|r| r.tools_started.last()).map_or(0, |s| s.tokens);
-            Ok((rounds, last.map_or(0, |c| spent(&c.state)).max(tool_tokens)))
+            Ok((rounds, last.map_or(0, |c| tokens_used(&c.state)).max(tool_tokens)))
         });
         (self.rounds, self.tokens) = usage.await?;
         if self.tokens > 0 {
@@ -331,24 +331,24 @@ impl<'a> Execution<'a> {
             None => {
                 let mut backoff = Backoff::new();
                 loop {
-                    if let Some(messages) = backoff.unless_away(self.build_prompt().await).await {
+                    if let Some(messages) = backoff.unless_unavailable(self.build_prompt().await).await {
                         break messages?;
                     }
                 }
             }
         };
-        self.answer = ModelAnswer::limited(self.tenure.limits().max_message_bytes);
+        self.answer = ModelAnswer::with_max_bytes(self.tenure.limits().max_message_bytes);
         self.answer_committed = false;
         let prompt = Prompt { messages, options: self.options.clone(), stream: self.stream };
         self.stream_answer(prompt).await?;
         let Some(message) = self.answer.message() else {
-            return Err(ModelError::Broken { why: "the answer ended without any content".into() }.into());
+            return Err(ModelError::Broken { reason: "the answer ended without any content".into() }.into());
         };
         let used = self.answer.usage.as_ref().and_then(|u| u["total_tokens"].as_u64());
         self.tokens = self.tokens.saturating_add(used.unwrap_or(0));
         self.add_usage();
-        self.look_up(&message).await?;
-        let step = self.keep(vec![message], true).await?;
+        self.look_up_cached_results(&message).await?;
+        let step = self.commit_messages(vec![message], true).await?;
         self.answer_committed = true;
         Ok(step)
     }
@@ -369,14 +369,14 @@ impl<'a> Execution<'a> {
     async fn send_usage(&mut self) {
         if let Some(event) = self.usage_event() {
             self.usage_chunk = None;
-            self.tell(event).await;
+            self.send_event(event).await;
         }
     }
 
     fn usage_event(&self) -> Option<RunEvent> {
         let mut chunk = self.usage_chunk.clone()?;
         chunk["usage"] = self.usage.clone();
-        Some(RunEvent::Piece(ModelChunk::Chunk(chunk.to_string())))
+        Some(RunEvent::Chunk(ModelChunk::Chunk(chunk.to_string())))
     }
 
     /// Builds the prompt of a later round from the run's last commit (D-055), without checking the
@@ -384,44 +384,44 @@ impl<'a> Execution<'a> {
     async fn build_prompt(&mut self) -> Result<Vec<Message>> {
         let tenure = &self.tenure;
         let id = &self.session_id;
-        let history = tenure.engine.read_known(&self.who, id, Depth::Run, |state| {
+        let history = tenure.engine.read_cached(&self.principal, id, Depth::Run, |state| {
             let session = tenure.engine.run_ref(state, id)?;
             let window = tenure.policy(&session.tenant, session.assistant.as_deref()).window;
-            Ok(shown_with(session.messages.iter(), &session.reviews, &session.summaries, &window, &self.overlay))
+            Ok(build_history(session.messages.iter(), &session.reviews, &session.summaries, &window, &self.overlay))
         });
         let history = history.await?;
         if self.memory_injection.is_none() && self.resumed {
             // The run was started by another node, which injected its recalled memories. Recall
             // them again.
             let name = self.assistant.as_ref().map(|a| a.name.as_str());
-            self.memory_injection = tenure.recollect(&self.who, id, name, &history).await;
+            self.memory_injection = tenure.recall_for_prompt(&self.principal, id, name, &history).await;
         }
-        let messages = tenure.prompt(&self.who.tenant, self.assistant.as_deref(), history).await?;
+        let messages = tenure.prompt(&self.principal.tenant, self.assistant.as_deref(), history).await?;
         Ok(with_block(messages, self.memory_injection.as_ref().map(|r| &r.block)))
     }
 
     async fn stream_answer(&mut self, prompt: Prompt) -> Result<(), TurnError> {
         let mut filter = ToolCallFilter::new(self.tools.clone());
         let mut chunks = match self.speculative_call.take() {
-            Some(call) => call.said().await?,
-            None => self.hands.model.ask(prompt).await?,
+            Some(call) => call.response().await?,
+            None => self.executors.model.ask(prompt).await?,
         };
         while let Some(chunk) = std::future::poll_fn(|cx| chunks.as_mut().poll_next(cx)).await {
             let chunk = chunk?;
-            self.answer.take(&chunk)?;
+            self.answer.add_chunk(&chunk)?;
             // Record for a replay even without a listener: a disconnected client gets the stream
             // when it retries.
             if (self.listener.is_some() || self.streamed.is_some())
-                && let Some(chunk) = filter.pass(chunk)
+                && let Some(chunk) = filter.filter(chunk)
             {
-                self.tell(RunEvent::Piece(chunk)).await;
+                self.send_event(RunEvent::Chunk(chunk)).await;
             }
         }
         self.usage_chunk = filter.usage().or(self.usage_chunk.take());
         Ok(())
     }
 
-    async fn tell(&mut self, event: RunEvent) {
+    async fn send_event(&mut self, event: RunEvent) {
         self.record(&event);
         let max_stall = self.tenure.limits().max_stall;
         if let Some(listener) = &self.listener
@@ -435,7 +435,7 @@ impl<'a> Execution<'a> {
     fn record(&mut self, event: &RunEvent) {
         let Some(streamed) = &mut self.streamed else { return };
         streamed.bytes += match event {
-            RunEvent::Piece(ModelChunk::Chunk(text) | ModelChunk::Whole(text)) => text.len(),
+            RunEvent::Chunk(ModelChunk::Chunk(text) | ModelChunk::Complete(text)) => text.len(),
             RunEvent::Tool(progress) => progress.arguments.len() + progress.content.as_ref().map_or(0, String::len),
         };
         if streamed.bytes > MAX_STREAMED {
@@ -453,14 +453,14 @@ impl<'a> Execution<'a> {
     /// Commits messages together with the entries that follow from them: tool call starts, review
     /// requests, or the end of the run. `is_round_complete` is true if no other call of this round
     /// is in flight. Returns [`Error::Superseded`] if this node no longer holds the run.
-    async fn keep(&mut self, messages: Vec<Message>, is_round_complete: bool) -> Result<NextStep> {
+    async fn commit_messages(&mut self, messages: Vec<Message>, is_round_complete: bool) -> Result<NextStep> {
         let tenure = &self.tenure;
         let id = &self.session_id;
         let run = &self.run;
-        let committed = tenure.write_insisting(&self.who, id, Depth::Run, |state, now| {
+        let committed = tenure.write_with_retries(&self.principal, id, Depth::Run, |state, now| {
             let session = tenure.engine.run_ref(state, id)?;
             let Some(held_run) = self.held_run(session) else { return Ok(self.superseded_commit(session)) };
-            let message_entry = |m: &Message| Entry::Message(MessageEntry::by(run, m.clone()));
+            let message_entry = |m: &Message| Entry::Message(MessageEntry::by_run(run, m.clone()));
             let mut builder = EntryBuilder { session, entries: Vec::new(), steps: last_step(session, held_run) };
             let results = messages.iter().any(|m| m.tool_call_id().is_some());
             for message in &messages {
@@ -497,15 +497,15 @@ impl<'a> Execution<'a> {
                 }
                 NextStep::Done if is_round_complete => {
                     let turn = (self.policy.checkpoints != CheckpointPolicy::Manual)
-                        .then(|| crate::rules::checkpoint::automatic(session, &messages, Some(run)));
+                        .then(|| crate::rules::checkpoint::automatic_checkpoint(session, &messages, Some(run)));
                     builder.entries.extend(turn.flatten());
                     builder.entries.extend(self.new_model(session));
-                    builder.entries.push(ended(run, RunOutcome::Completed, None, None));
+                    builder.entries.push(run_ended_entry(run, RunOutcome::Completed, None, None));
                     items.extend(self.answer_item());
                 }
                 _ => {}
             }
-            self.held.ends.store(matches!(step, NextStep::Done | NextStep::Review(_)), Ordering::Relaxed);
+            self.lease_state.releasing.store(matches!(step, NextStep::Done | NextStep::Review(_)), Ordering::Relaxed);
             let seq = builder.next_seq() - 1;
             let mut pending = PendingCommit::new(builder.entries, Some((seq, step)));
             pending.items = items;
@@ -525,8 +525,8 @@ impl<'a> Execution<'a> {
     /// Returns the run if this node still holds its lease, the run is open, and the message it
     /// answers has not been discarded.
     fn held_run<'s>(&self, session: &'s Session) -> Option<&'s Run> {
-        let has_input = self.input_seq == 0 || session.has(self.input_seq);
-        let is_held = has_input && session.status.is_live() && self.tenure.holds(session.head(), &self.run);
+        let has_input = self.input_seq == 0 || session.contains_message(self.input_seq);
+        let is_held = has_input && session.status.is_live() && self.tenure.holds_lease(session.head(), &self.run);
         session.run(&self.run).filter(|run| is_held && run.ended.is_none())
     }
 
@@ -542,9 +542,9 @@ impl<'a> Execution<'a> {
     /// The commit for a run that was superseded: ends the run, unless it has ended or is held by
     /// another node.
     fn superseded_commit<R>(&self, session: &Session) -> PendingCommit<Option<R>> {
-        let is_held = session.status.is_live() && self.tenure.holds(session.head(), &self.run);
+        let is_held = session.status.is_live() && self.tenure.holds_lease(session.head(), &self.run);
         let reason = "the session was rewound, replaced or ended during the run".to_owned();
-        let entry = ended(&self.run, RunOutcome::Cancelled, Some(reason), Some("superseded"));
+        let entry = run_ended_entry(&self.run, RunOutcome::Cancelled, Some(reason), Some("superseded"));
         PendingCommit::new(if is_held { vec![entry] } else { Vec::new() }, None)
     }
 
@@ -564,12 +564,12 @@ impl<'a> Execution<'a> {
             }
             let replay = StoredAnswer {
                 body: self.body(),
-                spliced: self.reconcile_report.clone(),
+                reconcile_report: self.reconcile_report.clone(),
                 calls: self.calls.clone(),
                 stream,
             };
             let value = serde_json::to_string(&replay).expect("a replay serializes to JSON");
-            (ANSWERS.to_owned(), self.tenure.item(self.run.as_str(), value))
+            (ANSWERS.to_owned(), self.tenure.expiring_item(self.run.as_str(), value))
         })
     }
 
@@ -581,7 +581,7 @@ impl<'a> Execution<'a> {
     }
 
     fn tool_started_entry(&self, job: &PendingCall) -> Option<Entry> {
-        if matches!(job.doing, CallAction::Say(_)) {
+        if matches!(job.action, CallAction::Respond(_)) {
             return None;
         }
         let mut detail = self.checkpoint_state();
@@ -622,10 +622,10 @@ impl<'a> Execution<'a> {
         let tenure = &self.tenure;
         let id = &self.session_id;
         let run = &self.run;
-        let committed = tenure.write(&self.who, id, Depth::Run, |state, _| {
+        let committed = tenure.write(&self.principal, id, Depth::Run, |state, _| {
             let session = tenure.engine.run_ref(state, id)?;
             let partial_entry =
-                |m: &Message| Entry::Message(MessageEntry { partial: true, ..MessageEntry::by(run, m.clone()) });
+                |m: &Message| Entry::Message(MessageEntry { partial: true, ..MessageEntry::by_run(run, m.clone()) });
             // The answer may have been committed at the moment the run was stopped: do not store it
             // twice.
             let last = session.messages.last().filter(|m| m.run.as_ref() == Some(run));
@@ -637,7 +637,7 @@ impl<'a> Execution<'a> {
             if self.held_run(session).is_none() {
                 return Ok(self.superseded_commit::<()>(session));
             }
-            entries.push(ended(run, outcome, Some(error.to_string()), Some(error.code())));
+            entries.push(run_ended_entry(run, outcome, Some(error.to_string()), Some(error.code())));
             Ok(PendingCommit::new(entries, None))
         });
         match committed.await {
@@ -664,7 +664,7 @@ impl EntryBuilder<'_> {
 
     fn checkpoint(&mut self, run: &RunId, state: Map<String, Value>) {
         self.steps += 1;
-        let label = format!("turn-{}.{}", self.session.mark.turns.max(1), self.steps);
+        let label = format!("turn-{}.{}", self.session.digest.turns.max(1), self.steps);
         if let Ok(label) = CheckpointLabel::new(label) {
             let run = Some(run.clone());
             let step = Some(self.steps);

@@ -30,7 +30,7 @@ impl std::fmt::Debug for Executors<'_> {
 #[serde(rename_all = "snake_case")]
 pub enum RunEvent {
     /// A chunk of the model's answer.
-    Piece(ModelChunk),
+    Chunk(ModelChunk),
     /// A tool call that has started or finished.
     Tool(ToolProgress),
 }
@@ -63,7 +63,7 @@ pub struct TurnOutcome {
     pub seq: Seq,
     /// Whether the listener received every event. A listener that applies backpressure for longer
     /// than `max_stall` is dropped.
-    pub heard: bool,
+    pub all_events_delivered: bool,
     /// The tool calls that this server executed.
     pub calls: Vec<ToolProgress>,
     /// Whether the run is paused until a review is decided.
@@ -78,7 +78,7 @@ pub struct StoredAnswer {
     pub body: String,
     /// The report of how the request's messages were merged.
     #[serde(default)]
-    pub spliced: ReconcileReport,
+    pub reconcile_report: ReconcileReport,
     /// The tool calls that this server executed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls: Vec<ToolProgress>,

@@ -31,7 +31,7 @@ pub(crate) struct IdempotencyRecord {
 impl Tenure {
     /// Returns the record of an earlier request with this key. `None` if there is none or it has
     /// expired; [`Error::KeyReused`] if that request had a different body.
-    pub(crate) async fn claimed(
+    pub(crate) async fn find_idempotency_record(
         &self,
         principal: &Principal,
         request: &TurnRequest,
@@ -47,13 +47,18 @@ impl Tenure {
     }
 
     /// Stores the session and run that a request with this key starts.
-    pub(crate) async fn remember_key(&self, principal: &Principal, key: &str, record: IdempotencyRecord) -> Result<()> {
+    pub(crate) async fn store_idempotency_record(
+        &self,
+        principal: &Principal,
+        key: &str,
+        record: IdempotencyRecord,
+    ) -> Result<()> {
         let value = serde_json::to_string(&record).expect("plain data");
-        self.store().put(&key_namespace(principal), &self.item(key, value), None).await
+        self.store().put(&key_namespace(principal), &self.expiring_item(key, value), None).await
     }
 
     /// Returns the stored response of a record, if there is one.
-    pub(crate) async fn answer_of(
+    pub(crate) async fn stored_answer(
         &self,
         principal: &Principal,
         record: &IdempotencyRecord,
@@ -70,7 +75,7 @@ impl Tenure {
     }
 
     /// Creates an item that expires together with its idempotency key.
-    pub(crate) fn item(&self, key: &str, value: String) -> Item {
+    pub(crate) fn expiring_item(&self, key: &str, value: String) -> Item {
         let now = self.now();
         let expires_at = now.checked_add(KEY_TTL).ok();
         Item { expires_at, ..Item::new(key, value, now) }
@@ -78,7 +83,7 @@ impl Tenure {
 }
 
 /// The lock key under which requests with the same idempotency key are serialized.
-pub(crate) fn place(principal: &Principal, key: &str) -> Result<SessionKey> {
+pub(crate) fn idempotency_lock_key(principal: &Principal, key: &str) -> Result<SessionKey> {
     let hash = blake3::hash(format!("{}\0{key}", principal.user).as_bytes());
     Ok(principal.key(&SessionId::new(hash.to_hex().as_str())?))
 }
@@ -90,12 +95,12 @@ fn request_hash(principal: &Principal, key: &str, body: &str) -> String {
 
 /// The session id of a request that names no session, derived from its idempotency key. All nodes
 /// derive the same id.
-pub(crate) fn same_id(principal: &Principal, key: &str, body: &str) -> SessionId {
+pub(crate) fn derive_session_id(principal: &Principal, key: &str, body: &str) -> SessionId {
     SessionId::new(request_hash(principal, key, body)).unwrap_or_else(|_| SessionId::generate())
 }
 
 /// The run id of a request, derived from its idempotency key. All nodes derive the same id.
-pub(crate) fn same_run(principal: &Principal, key: &str, body: &str) -> RunId {
+pub(crate) fn derive_run_id(principal: &Principal, key: &str, body: &str) -> RunId {
     RunId::new(format!("run_{}", request_hash(principal, key, body))).unwrap_or_else(|_| RunId::generate())
 }
 

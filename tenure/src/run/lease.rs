@@ -3,8 +3,8 @@
 //! A claim is a commit. A node that has lost its lease therefore finds that the log has advanced
 //! and cannot write any more, whatever its clock says (D-041).
 
-use crate::engine::draft::{Depth, PendingCommit};
 use crate::engine::node::is_gone;
+use crate::engine::pending_commit::{Depth, PendingCommit};
 use crate::store::query::{OwnerFilter, SessionQuery};
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, LeaseClaim};
@@ -20,18 +20,21 @@ pub(crate) struct LeaseState {
     /// End of the lease, in microseconds since the Unix epoch.
     pub until: AtomicI64,
     /// Whether a commit that releases the lease is in flight.
-    pub ends: AtomicBool,
+    pub releasing: AtomicBool,
 }
 
 impl Tenure {
     /// Duration of a lease.
-    pub(crate) fn lease(&self) -> SignedDuration {
+    pub(crate) fn lease_duration(&self) -> SignedDuration {
         SignedDuration::try_from(self.limits().lease).unwrap_or(SignedDuration::MAX)
     }
 
     /// A claim of this node that starts now and lasts one lease duration.
-    pub(crate) fn claim(&self, now: Timestamp) -> LeaseClaim {
-        LeaseClaim { node: self.node().to_owned(), until: now.saturating_add(self.lease()).unwrap_or(Timestamp::MAX) }
+    pub(crate) fn lease_claim(&self, now: Timestamp) -> LeaseClaim {
+        LeaseClaim {
+            node: self.node().to_owned(),
+            until: now.saturating_add(self.lease_duration()).unwrap_or(Timestamp::MAX),
+        }
     }
 
     /// Returns true if the lease has expired, or its process is known to be dead (D-042).
@@ -41,21 +44,21 @@ impl Tenure {
 
     /// Returns true if the head records this node's lease on the run, whether or not it has
     /// expired.
-    pub(crate) fn holds(&self, head: &Head, run: &RunId) -> bool {
+    pub(crate) fn holds_lease(&self, head: &Head, run: &RunId) -> bool {
         head.lease.as_ref().is_some_and(|l| l.run == *run && l.node == self.node())
     }
 
     /// Finds sessions with an orphaned run: its lease has expired, or its node is known to be dead
     /// (D-042).
-    pub async fn abandoned(&self, limit: usize) -> Result<Vec<Head>> {
+    pub async fn find_orphaned_runs(&self, limit: usize) -> Result<Vec<Head>> {
         let now = self.now();
-        let mut query = SessionQuery::new(OwnerFilter::Everyone, limit);
+        let mut query = SessionQuery::new(OwnerFilter::AllTenants, limit);
         query.lease_before = now.checked_add(SignedDuration::from_micros(1)).ok();
         let mut heads = self.store().heads(&query).await?;
         if heads.len() < limit {
             // Leases that are still valid are queried separately: many active runs must not crowd
             // out an orphaned one.
-            query.lease_before = Some(self.claim(now).until);
+            query.lease_before = Some(self.lease_claim(now).until);
             let valid_leases = self.store().heads(&query).await?;
             heads.extend(valid_leases.into_iter().filter(|h| h.lease.as_ref().is_some_and(|l| l.until > now)));
         }
@@ -66,13 +69,13 @@ impl Tenure {
 
     /// Renews this node's lease on a run and returns its new end. Updates only the head; no record
     /// is appended.
-    pub(crate) async fn renew(&self, principal: &Principal, id: &SessionId, run: &RunId) -> Result<Timestamp> {
+    pub(crate) async fn renew_lease(&self, principal: &Principal, id: &SessionId, run: &RunId) -> Result<Timestamp> {
         self.write(principal, id, Depth::Head, |state, now| {
             match state.head() {
-                Some(head) if self.holds(head, run) => {}
+                Some(head) if self.holds_lease(head, run) => {}
                 _ => return Err(Error::Superseded { session_id: id.clone() }),
             }
-            let until = self.claim(now).until;
+            let until = self.lease_claim(now).until;
             let mut pending = PendingCommit::new(Vec::new(), until);
             pending.lease = Some(until);
             Ok(pending)
@@ -82,7 +85,7 @@ impl Tenure {
 
     /// Renews a lease every third of its duration until it is lost, and returns the error. When
     /// another node has changed the session, ownership is checked immediately.
-    pub(crate) async fn keep_lease(
+    pub(crate) async fn maintain_lease(
         &self,
         principal: &Principal,
         id: &SessionId,
@@ -92,19 +95,19 @@ impl Tenure {
         let watch = self.engine.watch(&principal.key(id));
         let renewal_delay = || tokio::time::sleep(self.limits().lease / 3);
         let due = renewal_delay();
-        let changed = watch.elsewhere();
+        let changed = watch.remote_change();
         tokio::pin!(due, changed);
         loop {
             let renewed = tokio::select! {
                 () = &mut due => {
                     due.set(renewal_delay());
-                    self.renew(principal, id, run).await.map(Some)
+                    self.renew_lease(principal, id, run).await.map(Some)
                 }
                 () = &mut changed => {
                     // Subscribe again before reading the head, so that no notification is missed.
-                    changed.set(watch.elsewhere());
+                    changed.set(watch.remote_change());
                     match self.head(principal, id).await {
-                        Ok(head) if !self.holds(&head, run) => Err(Error::Superseded { session_id: id.clone() }),
+                        Ok(head) if !self.holds_lease(&head, run) => Err(Error::Superseded { session_id: id.clone() }),
                         checked => checked.map(|_| None),
                     }
                 }
@@ -116,7 +119,7 @@ impl Tenure {
                 Ok(Some(until)) => lease_state.until.store(until.as_microsecond(), Ordering::Relaxed),
                 // We released the lease ourselves; the notification overtook our own commit's
                 // return. Not a loss.
-                Err(_) if lease_state.ends.load(Ordering::Relaxed) => {}
+                Err(_) if lease_state.releasing.load(Ordering::Relaxed) => {}
                 Err(e) => return e,
             }
         }
@@ -132,7 +135,7 @@ impl Tenure {
                     && h.run.as_ref() == Some(run)
                     && h.lease.as_ref().is_some_and(|l| self.is_free(l, now))
             });
-            let entry = Entry::RunClaimed { run: run.clone(), claim: self.claim(now) };
+            let entry = Entry::RunClaimed { run: run.clone(), claim: self.lease_claim(now) };
             Ok(PendingCommit::new(if is_claimable { vec![entry] } else { Vec::new() }, is_claimable))
         });
         match claimed.await {

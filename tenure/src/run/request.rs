@@ -71,7 +71,8 @@ pub struct ReconcileReport {
     pub matched: usize,
     /// Number of stored messages that the request omits after the first one that it repeats, such
     /// as tool messages.
-    pub spliced: usize,
+    #[serde(rename = "spliced")]
+    pub omitted: usize,
     /// Number of stored messages that were rewound.
     pub rewound: usize,
     /// Number of request messages that are new and were stored.
@@ -89,7 +90,7 @@ pub struct ReconcileReport {
 
 impl TurnRequest {
     /// Notifies the subscriber, if there is one, that the request has to wait.
-    pub(crate) fn tell_queued(&self) {
+    pub(crate) fn notify_queued(&self) {
         if let Some(queued) = &self.queued {
             queued.notify_one();
         }

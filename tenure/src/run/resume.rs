@@ -1,11 +1,11 @@
 //! Operations on runs: look up, follow, cancel, start without input, and take over after a crash. A
 //! run is claimed by a commit, so at most one node can commit to it.
 
-use crate::engine::draft::{Depth, PendingCommit};
+use crate::engine::pending_commit::{Depth, PendingCommit};
 use crate::engine::turn_lock::{Admission, OnBusy};
 use crate::executors::model::SpeculativeSlot;
 use crate::rules::overlay::Overlay;
-use crate::rules::run_entries::{CANCELLED, ended, unpaused};
+use crate::rules::run_entries::{CANCELLED, reactivation_entry, run_ended_entry};
 use crate::rules::session::{Run, Session};
 use crate::run::begin::{KEYED, OpenRun};
 use crate::run::request::ReconcileReport;
@@ -25,7 +25,7 @@ pub struct RunEvents {
     /// The records, oldest first.
     pub records: Vec<Record>,
     /// Whether the run has ended and no more records will follow.
-    pub over: bool,
+    pub ended: bool,
 }
 
 /// Maximum time that a stopped run has to persist its partial answer.
@@ -56,10 +56,10 @@ fn no_run(id: &SessionId, run: &RunId) -> Error {
 
 impl Tenure {
     /// Returns a run together with its session's head.
-    pub async fn run(&self, principal: &Principal, id: &SessionId, run: &RunId) -> Result<(Head, Run)> {
+    pub async fn get_run(&self, principal: &Principal, id: &SessionId, run: &RunId) -> Result<(Head, Run)> {
         self.engine
             .read(principal, id, Depth::Session, |state| {
-                let session = self.engine.whole_ref(state, id)?;
+                let session = self.engine.full_session_ref(state, id)?;
                 self.engine.check_live(session)?;
                 let run_state = session.run(run).ok_or_else(|| no_run(id, run))?;
                 Ok((session.head().clone(), run_state.clone()))
@@ -80,7 +80,7 @@ impl Tenure {
         let (head, first_seq, ended) = self
             .engine
             .read(principal, id, Depth::Session, |state| {
-                let session = self.engine.whole_ref(state, id)?;
+                let session = self.engine.full_session_ref(state, id)?;
                 self.engine.check_live(session)?;
                 let run_state = session.run(run).ok_or_else(|| no_run(id, run))?;
                 Ok((session.head().clone(), run_state.seq, run_state.ended.is_some()))
@@ -90,9 +90,9 @@ impl Tenure {
         // read.
         let after = after.max(first_seq.saturating_sub(1));
         if after >= head.seq {
-            return Ok(RunEvents { records: Vec::new(), over: ended });
+            return Ok(RunEvents { records: Vec::new(), ended });
         }
-        let key = self.owner_of(head.clone(), after + 1).await?.key();
+        let key = self.find_log_owner(head.clone(), after + 1).await?.key();
         let range = RecordRange { upto: head.seq, limit, ..RecordRange::after(after) };
         let mut records = self.store().records(&key, &range).await?;
         let end = records.iter().position(|r| matches!(&r.entry, Entry::RunEnded { run: r, .. } if r == run));
@@ -101,13 +101,13 @@ impl Tenure {
         }
         for record in &mut records {
             if let Entry::Message(post) = &mut record.entry
-                && !post.message.cuts().is_empty()
+                && !post.message.blob_refs().is_empty()
             {
                 post.message = self.engine.attach_message(&head.tenant, &post.message).await?;
             }
         }
         let ended = end.is_some() || (ended && records.is_empty());
-        Ok(RunEvents { records, over: ended })
+        Ok(RunEvents { records, ended })
     }
 
     /// Cancels a run. Its messages stay stored; the node that works on it can commit nothing more
@@ -115,7 +115,7 @@ impl Tenure {
     pub async fn cancel(&self, principal: &Principal, id: &SessionId, run: &RunId) -> Result<Run> {
         self.stop_local_run(principal, id, run).await?;
         let cancelled = self.write(principal, id, Depth::Session, |state, now| {
-            let session = self.engine.whole_ref(state, id)?;
+            let session = self.engine.full_session_ref(state, id)?;
             self.engine.check_live(session)?;
             let mut run_state = session.run(run).ok_or_else(|| no_run(id, run))?.clone();
             if run_state.ended.is_some() {
@@ -125,8 +125,8 @@ impl Tenure {
             run_state.ended = Some((now, RunOutcome::Cancelled));
             run_state.error = Some(reason.clone());
             run_state.code = Some(CANCELLED.to_owned());
-            let mut entries = vec![ended(run, RunOutcome::Cancelled, Some(reason), Some(CANCELLED))];
-            entries.extend(unpaused(session));
+            let mut entries = vec![run_ended_entry(run, RunOutcome::Cancelled, Some(reason), Some(CANCELLED))];
+            entries.extend(reactivation_entry(session));
             Ok(PendingCommit::new(entries, run_state))
         });
         cancelled.await
@@ -142,7 +142,7 @@ impl Tenure {
         }
         let wait_until_saved = async {
             while head.run.as_ref() == Some(run) {
-                self.changed(principal, id, head.seq).await?;
+                self.wait_for_change(principal, id, head.seq).await?;
                 head = self.head(principal, id).await?;
             }
             Ok(())
@@ -152,7 +152,7 @@ impl Tenure {
 
     /// Starts a run without input from the session's current state: executes pending tool calls, or
     /// generates a missing answer. The run has its own id.
-    pub async fn go_on(
+    pub async fn start_run(
         &self,
         principal: &Principal,
         id: &SessionId,
@@ -160,8 +160,8 @@ impl Tenure {
         detail: Map<String, Value>,
     ) -> Result<OpenRun> {
         let key = principal.key(id);
-        let turn_guard = match self.shared.turn_locks.enter(&key, on_busy, self.limits().max_queue).await? {
-            Admission::Pass(turn_guard) => turn_guard,
+        let turn_guard = match self.shared.turn_locks.acquire(&key, on_busy, self.limits().max_queue).await? {
+            Admission::Admitted(turn_guard) => turn_guard,
             Admission::Branch(_) => return Err(Error::Busy { session_id: id.clone() }),
         };
         let run = RunId::generate();
@@ -169,48 +169,48 @@ impl Tenure {
         let started = self.write(principal, id, Depth::Run, |state, now| {
             let session = self.engine.run_ref(state, id)?;
             self.engine.check_active(session)?;
-            let mut entries: Vec<Entry> = self.step_in(session, &run, on_busy, now)?.into_iter().collect();
-            let claim = Some(self.claim(now));
+            let mut entries: Vec<Entry> = self.end_previous_run(session, &run, on_busy, now)?.into_iter().collect();
+            let claim = Some(self.lease_claim(now));
             entries.push(Entry::RunStarted { run: run.clone(), claim, detail: detail.clone() });
-            Ok(PendingCommit::new(entries, (session.mark.messages, session.assistant.clone())))
+            Ok(PendingCommit::new(entries, (session.digest.messages, session.assistant.clone())))
         });
         let (before, assistant) = started.await?;
-        turn_guard.began(before, &run);
+        turn_guard.record_turn_start(before, &run);
         let assistant = self.assistant_of(principal, assistant).await?;
         Ok(OpenRun {
             tenure: self.clone(),
-            who: principal.clone(),
-            pass: turn_guard,
-            remember: false,
-            asked: 0,
+            principal: principal.clone(),
+            turn_guard,
+            store_answer: false,
+            input_seq: 0,
             assistant,
             model: model_of(&detail),
             overlay: Overlay::default(),
             session_id: id.clone(),
             run,
-            spliced: ReconcileReport::default(),
+            reconcile_report: ReconcileReport::default(),
             messages: Vec::new(),
             detail,
             started_at,
             claimed_at: started_at,
-            recalled: None,
-            asking: SpeculativeSlot::default(),
+            memory_injection: None,
+            speculative_call: SpeculativeSlot::default(),
         })
     }
 
     /// Takes over an orphaned run. Returns `None` if another node or a turn of this process was
     /// faster, or if the run does not record its model: such a run cannot be resumed without its
     /// client, and is ended as failed (D-043).
-    pub async fn take_over(&self, head: &Head) -> Result<Option<OpenRun>> {
+    pub async fn claim_orphaned_run(&self, head: &Head) -> Result<Option<OpenRun>> {
         let id = &head.info.session_id;
         let principal = head.owner();
         let Some(run) = head.run.clone() else { return Ok(None) };
-        let turn_guard = match self.shared.turn_locks.enter(&head.key(), OnBusy::Reject, 0).await {
-            Ok(Admission::Pass(turn_guard)) => turn_guard,
+        let turn_guard = match self.shared.turn_locks.acquire(&head.key(), OnBusy::Reject, 0).await {
+            Ok(Admission::Admitted(turn_guard)) => turn_guard,
             // A turn in this process holds the lock.
             _ => return Ok(None),
         };
-        turn_guard.works_on(&run);
+        turn_guard.record_run(&run);
         let claimed_at = self.now();
         if !self.claim_run(head, &run).await? {
             return Ok(None);
@@ -230,31 +230,31 @@ impl Tenure {
         let assistant = self.assistant_of(&principal, assistant).await?;
         Ok(Some(OpenRun {
             tenure: self.clone(),
-            who: principal,
-            pass: turn_guard,
+            principal,
+            turn_guard,
             // A client with an idempotency key may retry, so the answer must be stored.
-            remember: run_state.detail.contains_key(KEYED),
-            asked: 0,
+            store_answer: run_state.detail.contains_key(KEYED),
+            input_seq: 0,
             assistant,
             model: model_of(&run_state.detail),
             overlay: Overlay::default(),
             session_id: id.clone(),
             run,
-            spliced: ReconcileReport::default(),
+            reconcile_report: ReconcileReport::default(),
             messages: Vec::new(),
             detail: run_state.detail,
             started_at: run_state.started_at.saturating_add(paused_for).unwrap_or(run_state.started_at),
             claimed_at,
-            recalled: None,
-            asking: SpeculativeSlot::default(),
+            memory_injection: None,
+            speculative_call: SpeculativeSlot::default(),
         }))
     }
 
     async fn fail_orphaned_run(&self, principal: &Principal, id: &SessionId, run: &RunId) -> Result<()> {
         self.write(principal, id, Depth::Head, |state, _| {
-            let is_held = state.head().is_some_and(|h| self.holds(h, run));
+            let is_held = state.head().is_some_and(|h| self.holds_lease(h, run));
             let reason = "the node that executed the run has stopped, and the run cannot be resumed".to_owned();
-            let entry = ended(run, RunOutcome::Failed, Some(reason), Some("abandoned"));
+            let entry = run_ended_entry(run, RunOutcome::Failed, Some(reason), Some("abandoned"));
             Ok(PendingCommit::new(if is_held { vec![entry] } else { Vec::new() }, ()))
         })
         .await

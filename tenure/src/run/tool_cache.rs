@@ -47,7 +47,7 @@ impl Tenure {
         tool: &str,
         parameters: &Value,
     ) -> Result<Option<CachedToolResult>> {
-        self.engine.know(&principal.tenant).await?;
+        self.engine.ensure_assistants_loaded(&principal.tenant).await?;
         let head = self.head(principal, id).await?;
         self.engine.check_live(&head)?;
         let now = self.now();
@@ -69,7 +69,7 @@ impl Tenure {
         parameters: &Value,
         result: &Value,
     ) -> Result<()> {
-        self.engine.know(&principal.tenant).await?;
+        self.engine.ensure_assistants_loaded(&principal.tenant).await?;
         let head = self.head(principal, id).await?;
         self.engine.check_live(&head)?;
         let policy = self.policy(&head.tenant, head.assistant.as_deref()).cache;
@@ -78,7 +78,7 @@ impl Tenure {
         let max = self.limits().max_item_bytes;
         if value.len() > max {
             let subject = format!("the result of tool {tool:?}");
-            return Err(Error::TooLarge { what: subject, limit: "max_item_bytes", max: max as u64 });
+            return Err(Error::TooLarge { subject, limit: "max_item_bytes", max: max as u64 });
         }
         if policy.max_entries == 0 {
             return Ok(());

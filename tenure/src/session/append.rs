@@ -1,6 +1,6 @@
 //! Appends messages to a session: atomically, and optionally idempotent or under a condition.
 
-use crate::engine::draft::{Depth, PendingCommit};
+use crate::engine::pending_commit::{Depth, PendingCommit};
 use crate::store::item::{Item, Namespace, Owner};
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, MessageEntry};
@@ -18,7 +18,7 @@ pub struct Append {
     /// The run that produced the messages.
     pub run: Option<RunId>,
     /// Appends only if the log ends at this record; otherwise it is a conflict. `None` means no condition.
-    pub expect: Option<Seq>,
+    pub if_match: Option<Seq>,
     /// An idempotency key: requests with the same key and the same messages are executed once, and
     /// all get the same answer.
     pub idempotency_key: Option<String>,
@@ -90,7 +90,8 @@ impl Tenure {
                 self.engine.check_active(head)?;
                 // With an idempotency key, a concurrent writer may have executed this very request:
                 // check the key again.
-                if let Some(expected) = [append.expect, unchanged_since].into_iter().flatten().find(|e| *e != head.seq)
+                if let Some(expected) =
+                    [append.if_match, unchanged_since].into_iter().flatten().find(|e| *e != head.seq)
                 {
                     return Err(Error::Conflict { session_id: id.clone(), expected });
                 }
@@ -98,9 +99,9 @@ impl Tenure {
                     Entry::Message(MessageEntry { run: append.run.clone(), ..MessageEntry::from(m.clone()) })
                 };
                 let mut entries: Vec<Entry> = stored.iter().map(entry).collect();
-                let position = head.mark.messages;
+                let position = head.digest.messages;
                 if append.checkpoint == AutoCheckpoint::Turn {
-                    entries.extend(crate::rules::checkpoint::automatic(head, &stored, append.run.as_ref()));
+                    entries.extend(crate::rules::checkpoint::automatic_checkpoint(head, &stored, append.run.as_ref()));
                 }
                 let seq = head.seq + entries.len() as Seq;
                 let appended = AppendResult { seq, position, messages: position + stored.len() };
@@ -112,11 +113,11 @@ impl Tenure {
                 Ok(draft)
             });
             match written.await {
-                Err(Error::Conflict { .. }) if body.is_some() && append.expect.is_none() => {}
+                Err(Error::Conflict { .. }) if body.is_some() && append.if_match.is_none() => {}
                 result => return result,
             }
         }
-        Err(Error::Conflict { session_id: id.clone(), expected: append.expect.unwrap_or_default() })
+        Err(Error::Conflict { session_id: id.clone(), expected: append.if_match.unwrap_or_default() })
     }
 
     async fn find_earlier_append(

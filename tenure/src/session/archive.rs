@@ -9,7 +9,7 @@
 //! because the id of the archive is derived from the old session.
 
 use crate::engine::hooks::{ArchiveHook, EndReason};
-use crate::memory::memories::{BackReference, MEMORY, TRACES};
+use crate::memory::memories::{BACK_REFERENCES, BackReference, MEMORY};
 use crate::memory::recall::RECALLS;
 use crate::rules::checkpoint::fork_record;
 use crate::rules::session::ResolvedPoint;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 /// The namespaces of a session that move with it. Idempotency keys do not move: they belong to the
 /// id. The tool cache does not move either: it can be filled again.
-const MOVED: [&str; 3] = [MEMORY, TRACES, RECALLS];
+const MOVED: [&str; 3] = [MEMORY, BACK_REFERENCES, RECALLS];
 
 /// The number of items that are read in one page.
 const PAGE: usize = 256;
@@ -54,7 +54,7 @@ impl Tenure {
         };
         if head.status.is_live() && self.engine.status_of(&head) == Status::Expired {
             let now = self.now();
-            self.end(head, EndReason::Expired, now).await?;
+            self.end_session(head, EndReason::Expired, now).await?;
             head = self.head(principal, id).await?;
         }
         if head.status != Status::Expired {
@@ -69,9 +69,9 @@ impl Tenure {
         }
         let key = head.key();
         let purged = self.store().purge_at(&key, head.info.created_at, head.seq).await;
-        self.engine.forget(&key);
-        self.engine.forget(&archive.key());
-        self.shared.memories.forget(&namespace(&key, MEMORY));
+        self.engine.evict(&key);
+        self.engine.evict(&archive.key());
+        self.shared.memories.evict(&namespace(&key, MEMORY));
         match purged {
             // The session was written to concurrently: it continues, and its archive is a fork like
             // any other.
@@ -84,10 +84,10 @@ impl Tenure {
     /// the session no longer exists.
     async fn begin_archive(&self, old: &Head) -> Result<Option<Head>> {
         let at = old.status_at;
-        let end = ResolvedPoint { seq: old.seq, position: old.mark.messages, mark: old.mark.clone() };
+        let end = ResolvedPoint { seq: old.seq, position: old.digest.messages, digest: old.digest.clone() };
         let mut created = fork_record(old, &old.info.session_id, end, at);
         if let Entry::Created(created) = &mut created.entry {
-            created.began_at = Some(old.info.created_at);
+            created.original_created_at = Some(old.info.created_at);
         }
         let reason = Some(format!("a new session started under the id {}", old.info.session_id));
         let expired = Record { seq: created.seq + 1, at, entry: Entry::Status { to: Status::Expired, reason } };
@@ -132,7 +132,7 @@ impl Tenure {
                 let Some(last) = page.last() else { break };
                 after = Some(last.key.clone());
                 for item in page {
-                    let item = if name == TRACES { moved_back_reference(item, from, to)? } else { item };
+                    let item = if name == BACK_REFERENCES { moved_back_reference(item, from, to)? } else { item };
                     moved.push((name.to_owned(), item));
                 }
             }

@@ -1,7 +1,7 @@
 //! Management of assistants: those declared by the application apply to every tenant, the others
 //! are stored by one tenant.
 
-use crate::engine::registry::shelf;
+use crate::engine::registry::assistants_namespace;
 use crate::store::item::Item;
 use crate::tenure::Tenure;
 use crate::types::assistant::{Assistant, MemoryConfig};
@@ -12,13 +12,13 @@ use std::sync::Arc;
 impl Tenure {
     /// Declares an assistant that applies to every tenant for as long as the store is open.
     pub fn declare(&self, assistant: Assistant) {
-        let mut declared = self.engine.assistants_known().declared.write().unwrap_or_else(|e| e.into_inner());
+        let mut declared = self.engine.assistant_registry().declared.write().unwrap_or_else(|e| e.into_inner());
         declared.insert(assistant.name.clone(), Arc::new(assistant));
     }
 
     /// Returns true if an assistant was declared by the application. A tenant cannot change it.
     pub fn is_declared(&self, name: &str) -> bool {
-        self.engine.assistants_known().declared.read().unwrap_or_else(|e| e.into_inner()).contains_key(name)
+        self.engine.assistant_registry().declared.read().unwrap_or_else(|e| e.into_inner()).contains_key(name)
     }
 
     /// Finds an assistant by its name.
@@ -35,9 +35,9 @@ impl Tenure {
     /// to its existing sessions too.
     pub async fn put_assistant(&self, principal: &Principal, assistant: Assistant) -> Result<bool> {
         let item = self.assistant_item(principal, &assistant)?;
-        let _changing = self.engine.assistants_known().changing.lock().await;
-        let new = self.store().get(&shelf(&principal.tenant), &item.key, None).await?.is_none();
-        self.store().put(&shelf(&principal.tenant), &item, None).await?;
+        let _changing = self.engine.assistant_registry().changing.lock().await;
+        let new = self.store().get(&assistants_namespace(&principal.tenant), &item.key, None).await?.is_none();
+        self.store().put(&assistants_namespace(&principal.tenant), &item, None).await?;
         self.engine.read_assistants(&principal.tenant).await?;
         Ok(new)
     }
@@ -47,10 +47,10 @@ impl Tenure {
     /// write wins (D-057).
     pub async fn create_assistant(&self, principal: &Principal, assistant: Assistant) -> Result<bool> {
         let item = self.assistant_item(principal, &assistant)?;
-        let _changing = self.engine.assistants_known().changing.lock().await;
-        let free = self.store().get(&shelf(&principal.tenant), &item.key, None).await?.is_none();
+        let _changing = self.engine.assistant_registry().changing.lock().await;
+        let free = self.store().get(&assistants_namespace(&principal.tenant), &item.key, None).await?.is_none();
         if free {
-            self.store().put(&shelf(&principal.tenant), &item, None).await?;
+            self.store().put(&assistants_namespace(&principal.tenant), &item, None).await?;
         }
         self.engine.read_assistants(&principal.tenant).await?;
         Ok(free)
@@ -66,7 +66,7 @@ impl Tenure {
         let value = serde_json::to_string(assistant).expect("an assistant always serializes to JSON");
         let max = self.limits().max_info_bytes;
         if value.len() > max {
-            return Err(Error::TooLarge { what: "an assistant".into(), limit: "max_info_bytes", max: max as u64 });
+            return Err(Error::TooLarge { subject: "an assistant".into(), limit: "max_info_bytes", max: max as u64 });
         }
         let now = self.now();
         Ok(Item::new(assistant.name.clone(), value, now))
@@ -76,14 +76,14 @@ impl Tenure {
     /// get the default policy.
     pub async fn remove_assistant(&self, principal: &Principal, name: &str) -> Result<bool> {
         self.may_change(principal, name)?;
-        let _changing = self.engine.assistants_known().changing.lock().await;
-        let removed = self.store().remove(&shelf(&principal.tenant), name).await?;
+        let _changing = self.engine.assistant_registry().changing.lock().await;
+        let removed = self.store().remove(&assistants_namespace(&principal.tenant), name).await?;
         self.engine.read_assistants(&principal.tenant).await?;
         Ok(removed)
     }
 
     fn may_change(&self, principal: &Principal, name: &str) -> Result<()> {
-        if principal.reach != AccessScope::Tenant {
+        if principal.scope != AccessScope::Tenant {
             return Err(Error::invalid("name", "only an administrator of the tenant can change assistants"));
         }
         if self.is_declared(name) {

@@ -1,10 +1,10 @@
 //! Checkpoints, rewind and fork. A checkpoint is a pointer into the log; rewinding and forking copy nothing.
 
-use crate::engine::draft::{Depth, PendingCommit};
+use crate::engine::pending_commit::{Depth, PendingCommit};
 use crate::engine::write::Committed;
-use crate::rules::checkpoint::{fork_record, place};
-use crate::rules::run_entries::ended;
-use crate::rules::run_entries::unpaused;
+use crate::rules::checkpoint::{fork_record, resolve_point};
+use crate::rules::run_entries::reactivation_entry;
+use crate::rules::run_entries::run_ended_entry;
 use crate::rules::session::{Checkpoint, Point, ResolvedPoint, Session, StoredMessage, checkpoint};
 use crate::tenure::{SessionObserver, Tenure};
 use crate::types::entry::{CheckpointEntry, Entry, RewindEntry, RunOutcome};
@@ -95,7 +95,7 @@ impl Tenure {
             let auto = label.is_none();
             let label = label.clone().map_or_else(|| CheckpointLabel::new(format!("auto-{seq}")), Ok)?;
             let entry = CheckpointEntry { label, auto, run: None, step: None, state: Default::default() };
-            let created = checkpoint(&entry, seq, now, head.mark.messages);
+            let created = checkpoint(&entry, seq, now, head.digest.messages);
             Ok(PendingCommit::new(vec![Entry::Checkpoint(entry)], created))
         })
         .await
@@ -105,7 +105,7 @@ impl Tenure {
     pub async fn checkpoints(&self, principal: &Principal, id: &SessionId) -> Result<Vec<Checkpoint>> {
         self.engine
             .read(principal, id, Depth::Session, |state| {
-                let session = self.engine.whole_ref(state, id)?;
+                let session = self.engine.full_session_ref(state, id)?;
                 self.engine.check_live(session)?;
                 Ok(session.checkpoints.clone())
             })
@@ -117,9 +117,9 @@ impl Tenure {
     pub async fn rewind(&self, principal: &Principal, id: &SessionId, to: impl Into<Point>) -> Result<RewindResult> {
         let to = to.into();
         self.write(principal, id, Depth::Session, |state, _| {
-            let session = self.engine.whole_ref(state, id)?;
+            let session = self.engine.full_session_ref(state, id)?;
             self.engine.check_live(session)?;
-            let target = place(session, &to)?;
+            let target = resolve_point(session, &to)?;
             let position = target.position;
             let discarded = session.messages.len() - position;
             if discarded == 0 && session.checkpoints.iter().all(|c| c.seq <= target.seq) {
@@ -130,20 +130,26 @@ impl Tenure {
             // the run is cancelled.
             let moot_run = session.open_reviews().find(|r| r.seq > target.seq).and_then(|r| r.opened.run.clone());
             let reason = || Some("the session was rewound".to_owned());
-            let run_ended = moot_run.map(|run| ended(&run, RunOutcome::Cancelled, reason(), Some("superseded")));
-            let unpaused = run_ended.as_ref().and_then(|_| unpaused(session));
-            let entry = Entry::Rewound(RewindEntry { to: target.seq, mark: target.mark });
+            let run_ended =
+                moot_run.map(|run| run_ended_entry(&run, RunOutcome::Cancelled, reason(), Some("superseded")));
+            let unpaused = run_ended.as_ref().and_then(|_| reactivation_entry(session));
+            let entry = Entry::Rewound(RewindEntry { to: target.seq, digest: target.digest });
             let entries: Vec<Entry> = [entry].into_iter().chain(run_ended).chain(unpaused).collect();
             let seq = session.seq + entries.len() as Seq;
             let mut draft = PendingCommit::new(entries, RewindResult { seq, position, discarded });
-            draft.cut = discarded_messages;
+            draft.discarded = discarded_messages;
             Ok(draft)
         })
         .await
     }
 
     /// Rewinds a session to a point and loads it.
-    pub async fn resume(&self, principal: &Principal, id: &SessionId, point: impl Into<Point>) -> Result<Session> {
+    pub async fn rewind_and_load(
+        &self,
+        principal: &Principal,
+        id: &SessionId,
+        point: impl Into<Point>,
+    ) -> Result<Session> {
         self.rewind(principal, id, point).await?;
         self.load(principal, id).await
     }
@@ -154,7 +160,7 @@ impl Tenure {
         let mut session = Session::empty(head.clone());
         let mut all = Vec::new();
         for record in self.engine.log(&head).await?.into_iter().flatten() {
-            let mut messages = session.take(&record);
+            let mut messages = session.apply_to_lists(&record);
             for stored in &mut messages {
                 stored.message = self.engine.attach_message(&head.tenant, &stored.message).await?;
             }
@@ -183,16 +189,16 @@ impl Tenure {
                 let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
                 self.engine.check_live(head)?;
                 self.engine.check_expected(head)?;
-                let end = ResolvedPoint { seq: head.seq, position: head.mark.messages, mark: head.mark.clone() };
+                let end = ResolvedPoint { seq: head.seq, position: head.digest.messages, digest: head.digest.clone() };
                 if need == Depth::Head {
                     return Ok((head.clone(), end));
                 }
-                let session = self.engine.whole_ref(state, id)?;
-                let fork_point = place(session, &point)?;
+                let session = self.engine.full_session_ref(state, id)?;
+                let fork_point = resolve_point(session, &point)?;
                 Ok((session.head_at(fork_point.seq), fork_point))
             })
             .await?;
-        let owner = self.owner_of(head.clone(), fork_point.seq).await?;
+        let owner = self.find_log_owner(head.clone(), fork_point.seq).await?;
         let record = fork_record(&head, &owner.info.session_id, fork_point, self.now());
         let key = principal.key(&new.unwrap_or_else(SessionId::generate));
         self.engine.reserve_session(principal, [&record].into_iter()).await?;
@@ -201,7 +207,7 @@ impl Tenure {
 
     /// Finds the ancestor whose own log contains `seq`. A new fork references that ancestor
     /// directly, so that parent chains stay short.
-    pub(crate) async fn owner_of(&self, mut head: Head, seq: Seq) -> Result<Head> {
+    pub(crate) async fn find_log_owner(&self, mut head: Head, seq: Seq) -> Result<Head> {
         while seq < head.first {
             let Some(parent) = &head.parent else { break };
             let key = SessionKey { tenant: head.tenant.clone(), session: parent.session.clone() };

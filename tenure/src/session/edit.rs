@@ -5,7 +5,7 @@
 //! nothing.
 
 use crate::engine::write::Committed;
-use crate::rules::checkpoint::{fork_record, place};
+use crate::rules::checkpoint::{fork_record, resolve_point};
 use crate::rules::session::{Checkpoint, Point, Session, checkpoint};
 use crate::store::contract::Commit;
 use crate::tenure::Tenure;
@@ -46,27 +46,27 @@ impl Session {
             if let Some(parent) = &mut created.parent {
                 let key = SessionKey { tenant: self.tenant.clone(), session: parent.session.clone() };
                 let source = tenure.store().head(&key).await?.ok_or(Error::NotFound { session_id: key.session })?;
-                parent.session = tenure.owner_of(source, parent.seq).await?.info.session_id;
+                parent.session = tenure.find_log_owner(source, parent.seq).await?.info.session_id;
             }
             records[0].entry = Entry::Created(created);
             let head = tenure.engine.begin_with(&self.key(), &records[0], more, blobs).await?;
             self.set_head(head);
         } else {
-            let discarded = self.cut_off.clone();
+            let discarded = self.discarded.clone();
             // The hash covers the records as they are stored, with blob references in place of media.
-            let hash = self.saved.and_then(|end| end.hash);
+            let hash = self.committed_end.and_then(|end| end.hash);
             let log = hash.map(|before| records.iter().fold(before, |hash, record| hash.then(record)));
-            let head = Head { log, ..self.head().clone() };
-            let commit = Commit { blobs, cut: discarded, ..Commit::new(self.saved, records, head) };
+            let head = Head { log_hash: log, ..self.head().clone() };
+            let commit = Commit { blobs, discarded, ..Commit::new(self.committed_end, records, head) };
             tenure.engine.commit_step(&commit).await?;
-            tenure.engine.forget(&self.key());
+            tenure.engine.evict(&self.key());
             self.set_head(commit.head);
             if let Some(event) = Committed::of(self.head(), &commit.records) {
-                tenure.tell_observers(&event).await;
+                tenure.notify_observers(&event).await;
             }
         }
         self.pending.clear();
-        self.cut_off.clear();
+        self.discarded.clear();
         Ok(())
     }
 
@@ -77,11 +77,11 @@ impl Session {
 
     fn add(&mut self, entry: Entry, at: Timestamp) {
         if self.pending.is_empty() {
-            self.saved = Some(self.head().end());
+            self.committed_end = Some(self.head().end());
         }
         let record = Record { seq: self.seq + 1, at, entry };
         let discarded = self.apply(&record);
-        self.cut_off.extend(discarded.into_iter().map(|stored| stored.message));
+        self.discarded.extend(discarded.into_iter().map(|stored| stored.message));
         self.pending.push(record);
     }
 
@@ -102,8 +102,8 @@ impl Session {
     /// Discards everything after a checkpoint or another point, in memory. Discarded messages stay
     /// in the log.
     pub fn truncate_to(&mut self, point: impl Into<Point>, at: Timestamp) -> Result<()> {
-        let resolved = place(self, &point.into())?;
-        self.add(Entry::Rewound(RewindEntry { to: resolved.seq, mark: resolved.mark }), at);
+        let resolved = resolve_point(self, &point.into())?;
+        self.add(Entry::Rewound(RewindEntry { to: resolved.seq, digest: resolved.digest }), at);
         Ok(())
     }
 }
@@ -114,7 +114,7 @@ pub fn fork_session(source: &Session, point: impl Into<Point>, new: SessionId, a
     if source.is_changed() {
         return Err(Error::invalid("source", "save the session before forking it"));
     }
-    let resolved = place(source, &point.into())?;
+    let resolved = resolve_point(source, &point.into())?;
     let record = fork_record(&source.head_at(resolved.seq), &source.info.session_id, resolved.clone(), at);
     let key = SessionKey { tenant: source.tenant.clone(), session: new };
     let Some(head) = Head::begin(&key, &record) else {
@@ -137,7 +137,7 @@ pub async fn resume_session(
     id: &SessionId,
     point: impl Into<Point>,
 ) -> Result<Session> {
-    tenure.resume(principal, id, point).await
+    tenure.rewind_and_load(principal, id, point).await
 }
 
 /// Lists the checkpoints of a session, oldest first.

@@ -1,7 +1,7 @@
 //! Expires or evicts a session, after the application's hooks have succeeded.
 
-use crate::engine::draft::{Depth, PendingCommit};
 use crate::engine::hooks::{EndReason, SessionEndHook};
+use crate::engine::pending_commit::{Depth, PendingCommit};
 use crate::rules::session::Session;
 use crate::store::contract::Commit;
 use crate::tenure::Tenure;
@@ -32,19 +32,19 @@ impl Tenure {
 
     /// Calls the hooks, then marks a session as expired. Returns false if the session became active
     /// meanwhile and was not ended.
-    pub(crate) async fn end(&self, head: Head, end_reason: EndReason, now: Timestamp) -> Result<bool> {
+    pub(crate) async fn end_session(&self, head: Head, end_reason: EndReason, now: Timestamp) -> Result<bool> {
         let hooks = self.shared.hooks.read().unwrap_or_else(|e| e.into_inner()).clone();
         if !hooks.is_empty() {
             let session = Arc::new(self.engine.attach(self.engine.fold(head.clone()).await?).await?);
             for SessionEndHook(hook) in &hooks {
                 if let Err(e) = hook(session.clone(), end_reason).await {
-                    self.look_again(&head, now.checked_add(HOOK_RETRY).ok()).await?;
+                    self.set_due_at(&head, now.checked_add(HOOK_RETRY).ok()).await?;
                     return Err(Error::unavailable(format!("an on_expire hook failed: {e}")));
                 }
             }
         }
         let principal =
-            Principal { tenant: head.tenant.clone(), user: head.user.clone(), reach: AccessScope::Tenant, quota: None };
+            Principal { tenant: head.tenant.clone(), user: head.user.clone(), scope: AccessScope::Tenant, quota: None };
         let id = head.info.session_id.clone();
         let ended = self.write(&principal, &id, Depth::Head, |state, _| {
             let Some(current) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
@@ -59,9 +59,9 @@ impl Tenure {
 
     /// Stores in the head when the sweep should process a session next. A lost race is harmless, so
     /// conflicts are ignored.
-    pub(crate) async fn look_again(&self, head: &Head, due_at: Option<Timestamp>) -> Result<()> {
+    pub(crate) async fn set_due_at(&self, head: &Head, due_at: Option<Timestamp>) -> Result<()> {
         let head = Head { due_at, ..head.clone() };
-        self.engine.forget(&head.key());
+        self.engine.evict(&head.key());
         match self.engine.commit_step(&Commit::new(Some(head.end()), Vec::new(), head)).await {
             Err(Error::Conflict { .. } | Error::NotFound { .. }) => Ok(()),
             result => result,

@@ -3,7 +3,7 @@
 //! Only the principal's own live sessions are considered, and an ambiguous match counts as no
 //! match, so that no conversation is ever continued in another one by a guess.
 
-use crate::rules::review_notice::noticed;
+use crate::rules::review_notice::noticed_session_id;
 use crate::rules::session::Session;
 use crate::store::query::{OwnerFilter, SessionQuery};
 use crate::tenure::Tenure;
@@ -73,7 +73,8 @@ impl<'a> MatchKeys<'a> {
         let mut answers = Vec::new();
         for message in messages {
             let role = message.role();
-            keys.calls.extend(message.call_ids().into_iter().chain(message.answers()).map(|id| id.into_owned()));
+            keys.calls
+                .extend(message.call_ids().into_iter().chain(message.tool_call_id_ref()).map(|id| id.into_owned()));
             has_assistant |= role == Role::Assistant;
             if message.is_visible() {
                 let meaning = message.meaning();
@@ -112,7 +113,7 @@ impl<'a> MatchKeys<'a> {
 
     /// Returns true if a session issued one of the request's tool calls in its last turn.
     fn has_call_of(&self, head: &Head) -> bool {
-        head.mark.calls.iter().any(|id| self.calls.binary_search(id).is_ok())
+        head.digest.calls.iter().any(|id| self.calls.binary_search(id).is_ok())
     }
 }
 
@@ -131,9 +132,9 @@ impl Tenure {
         if keys.prefixes.is_empty() && keys.calls.is_empty() {
             return Ok(None);
         }
-        self.engine.know(&principal.tenant).await?;
+        self.engine.ensure_assistants_loaded(&principal.tenant).await?;
         // A review notice is not stored in any session, but names the session that it belongs to (D-026).
-        if let Some(id) = messages.iter().rev().find_map(noticed)
+        if let Some(id) = messages.iter().rev().find_map(noticed_session_id)
             && self.is_continued(principal, &id, messages).await?
         {
             return Ok(Some(id));
@@ -188,7 +189,7 @@ impl Tenure {
         let heads = self.live_matches(principal, |query| query.hashes = hashes).await?;
         let has_media = messages.iter().any(|m| !m.meaning().media.is_empty());
         for (i, prefix) in keys.prefixes.iter().enumerate() {
-            let mut equal: Vec<Head> = heads.iter().filter(|h| h.mark.hash == prefix.hash).cloned().collect();
+            let mut equal: Vec<Head> = heads.iter().filter(|h| h.digest.hash == prefix.hash).cloned().collect();
             if heads.len() == MAX_CANDIDATES && i < MAX_PREFIX_QUERIES {
                 // The result is full, so sessions of this length may be missing from it.
                 equal = self.live_matches(principal, |query| query.hashes = vec![prefix.hash]).await?;
@@ -246,7 +247,7 @@ impl Tenure {
             return Ok(None);
         }
         let mut matched = None;
-        for head in heads.into_iter().filter(|h| h.mark.exchange == Some(*exchange)) {
+        for head in heads.into_iter().filter(|h| h.digest.exchange == Some(*exchange)) {
             let session = self.engine.fold(head).await?;
             if has_in_order(&session, window) && matched.replace(session.info.session_id.clone()).is_some() {
                 return Ok(None);
@@ -262,7 +263,7 @@ impl Tenure {
             return Ok(false);
         };
         let session = self.engine.fold(head).await?;
-        let is_stored = |m: &&Message| m.is_visible() && noticed(m).is_none();
+        let is_stored = |m: &&Message| m.is_visible() && noticed_session_id(m).is_none();
         let mut expected: Vec<&Message> = messages.iter().filter(is_stored).collect();
         let last = expected.iter().rposition(|m| m.role() == Role::Assistant).map_or(0, |i| i + 1);
         expected.truncate(last.max(1));

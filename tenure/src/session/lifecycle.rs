@@ -1,6 +1,6 @@
 //! The lifecycle of sessions: create, load, update, pause, delete, restore and purge.
 
-use crate::engine::draft::{Depth, PendingCommit};
+use crate::engine::pending_commit::{Depth, PendingCommit};
 use crate::engine::status::check_derived;
 use crate::rules::session::{Session, StoredMessage};
 use crate::types::error::{Error, Result};
@@ -49,14 +49,14 @@ impl Tenure {
 
     /// Loads a whole session with its media. An expired or deleted session is [`Error::Gone`].
     pub async fn load(&self, principal: &Principal, id: &SessionId) -> Result<Session> {
-        let session = self.engine.read(principal, id, Depth::Session, |state| self.engine.whole(state)).await?;
+        let session = self.engine.read(principal, id, Depth::Session, |state| self.engine.full_session(state)).await?;
         self.engine.check_live(&session)?;
         self.engine.attach(session).await
     }
 
     /// Loads a whole session with its media, whatever its status.
     pub async fn load_any(&self, principal: &Principal, id: &SessionId) -> Result<Session> {
-        let session = self.engine.read(principal, id, Depth::Session, |state| self.engine.whole(state)).await?;
+        let session = self.engine.read(principal, id, Depth::Session, |state| self.engine.full_session(state)).await?;
         self.engine.attach(session).await
     }
 
@@ -64,9 +64,9 @@ impl Tenure {
     /// can send it without serializing the messages again.
     pub async fn messages_json(&self, principal: &Principal, id: &SessionId) -> Result<String> {
         let json = self.engine.read(principal, id, Depth::Session, |state| {
-            let session = self.engine.whole_ref(state, id)?;
+            let session = self.engine.full_session_ref(state, id)?;
             self.engine.check_live(session)?;
-            let has_no_media = session.messages.iter().all(|m| m.message.cuts().is_empty());
+            let has_no_media = session.messages.iter().all(|m| m.message.blob_refs().is_empty());
             Ok(has_no_media.then(|| session.messages_json()))
         });
         match json.await? {
@@ -78,13 +78,13 @@ impl Tenure {
 
     /// Reads the last messages of a session, oldest first, with its head. The cost is proportional
     /// to the number of messages returned, however long the session is.
-    pub async fn last_messages(
+    pub async fn last_messages_with_head(
         &self,
         principal: &Principal,
         id: &SessionId,
         limit: usize,
     ) -> Result<(Head, Vec<StoredMessage>)> {
-        let head = self.live(principal, id).await?;
+        let head = self.get_live_head(principal, id).await?;
         let mut current = head.clone();
         let mut upto = head.seq;
         let mut messages: Vec<StoredMessage> = Vec::new();
@@ -97,7 +97,7 @@ impl Tenure {
                 // session: check the head again.
                 return match self.head(principal, id).await? {
                     moved if (moved.first, &moved.parent) != (head.first, &head.parent) => {
-                        Box::pin(self.last_messages(principal, id, limit)).await
+                        Box::pin(self.last_messages_with_head(principal, id, limit)).await
                     }
                     _ => Err(Error::corrupt(
                         format!("session {}, record {upto}", current.key()),

@@ -1,6 +1,6 @@
 //! Merges the messages of a client into a session, without a run.
 
-use crate::engine::draft::{Depth, PendingCommit};
+use crate::engine::pending_commit::{Depth, PendingCommit};
 use crate::rules::reconcile::plan::{IncomingRequest, ReconcilePlan};
 use crate::rules::reconcile::reconcile;
 use crate::tenure::Tenure;
@@ -13,7 +13,7 @@ use crate::types::policy::HistoryMode;
 impl Tenure {
     /// Reconciles a client's messages with a session: discards what the client changed and appends
     /// what is new, in one commit. Returns the plan that was executed (D-021).
-    pub async fn splice(
+    pub async fn reconcile(
         &self,
         principal: &Principal,
         id: &SessionId,
@@ -22,23 +22,23 @@ impl Tenure {
     ) -> Result<ReconcilePlan> {
         let (incoming, blobs) = self.engine.detach(messages)?;
         self.write(principal, id, Depth::Session, |state, _| {
-            let session = self.engine.whole_ref(state, id)?;
+            let session = self.engine.full_session_ref(state, id)?;
             self.engine.check_active(session)?;
             let plan =
                 reconcile(session, &IncomingRequest { messages: &incoming, history, ..IncomingRequest::default() });
             let mut entries = Vec::new();
             let mut discarded = Vec::new();
-            if plan.keep < session.messages.len() {
-                let (entry, rewound_messages) = crate::rules::checkpoint::rewound(session, plan.keep);
+            if plan.retained < session.messages.len() {
+                let (entry, rewound_messages) = crate::rules::checkpoint::rewind_entry(session, plan.retained);
                 entries.push(entry);
                 discarded = rewound_messages;
             }
             let first = session.seq + 1 + entries.len() as Seq;
-            entries.extend(plan.posts(first).into_iter().map(Entry::Message));
+            entries.extend(plan.message_entries(first).into_iter().map(Entry::Message));
             let mut draft = PendingCommit::new(entries, plan);
-            let used = draft.reply.append.iter().flat_map(|p| p.message.cuts()).map(|c| c.id).collect::<Vec<_>>();
+            let used = draft.reply.append.iter().flat_map(|p| p.message.blob_refs()).map(|c| c.id).collect::<Vec<_>>();
             draft.blobs = blobs.iter().filter(|b| used.contains(&b.id)).cloned().collect();
-            draft.cut = discarded;
+            draft.discarded = discarded;
             Ok(draft)
         })
         .await

@@ -51,7 +51,7 @@ pub struct SearchRequest {
 impl SearchRequest {
     /// Searches for `text` in everything that the principal may see, with default bounds.
     pub fn new(text: impl Into<String>, limit: usize) -> Self {
-        let query = SessionQuery::new(OwnerFilter::Everyone, limit);
+        let query = SessionQuery::new(OwnerFilter::AllTenants, limit);
         Self {
             text: text.into(),
             role: None,
@@ -76,7 +76,7 @@ pub struct SearchHit {
     /// The time of the last activity in the session.
     pub active_at: Timestamp,
     /// The matching message. `None` means that the title matched.
-    pub said: Option<MessageHit>,
+    pub message: Option<MessageHit>,
     /// An excerpt of the text around the matches, redacted.
     pub snippet: String,
     /// The matches in the excerpt as ranges of characters: start inclusive, end exclusive, in
@@ -101,15 +101,15 @@ pub struct MessageHit {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SearchPage {
     /// The results: the most recently active session first, and within a session the newest message first.
-    pub found: Vec<SearchHit>,
+    pub hits: Vec<SearchHit>,
     /// The cursor of the next page. `None` means that everything was searched. A page without
     /// results may have a next one.
     pub next: Option<SearchCursor>,
     /// The number of sessions that were searched.
-    pub looked_at: usize,
+    pub scanned: usize,
     /// Whether the page ended before it was full: because of `max_sessions`, `max_bytes` or
     /// `max_reads`, or because the store scanned `max_scan` heads.
-    pub cut: bool,
+    pub truncated: bool,
     /// Sessions that could not be searched because their log is damaged.
     pub damaged: Vec<SessionId>,
 }
@@ -173,7 +173,7 @@ struct SearchState<'a> {
 impl SearchState<'_> {
     /// Returns true if the page has all the results that it may have.
     fn is_full(&self) -> bool {
-        self.page.found.len() >= self.search.query.limit.max(1)
+        self.page.hits.len() >= self.search.query.limit.max(1)
     }
 
     /// Returns true if the page must end.
@@ -189,12 +189,12 @@ impl SearchState<'_> {
         (snippet, highlights): (String, Vec<(usize, usize)>),
     ) {
         let title = head.info.title.as_deref().map(|t| self.redaction.apply(t).0.into_owned());
-        self.page.found.push(SearchHit {
+        self.page.hits.push(SearchHit {
             session_id: head.info.session_id.clone(),
             user: head.user.clone(),
             title,
             active_at: head.active_at,
-            said: message,
+            message,
             snippet,
             highlights,
         });
@@ -232,7 +232,7 @@ impl BackwardScan {
             Some(scan_position) if scan_position.seq == head.seq => {
                 (scan_position.upto.min(head.seq), scan_position.messages)
             }
-            _ => (head.seq, head.mark.messages),
+            _ => (head.seq, head.digest.messages),
         };
         let below = scan_position.map_or(Seq::MAX, |i| i.upto);
         Self { current: head.clone(), head, upto, below, messages, seeking: scan_position.is_some() }
@@ -281,7 +281,7 @@ fn find_matches(
     let hits = candidates.into_iter().filter_map(|SearchCandidate { hit, message }| {
         let text = searchable_text(&message);
         let matches = matcher.find(&text)?;
-        let (redacted, rules) = redaction.message(&message);
+        let (redacted, rules) = redaction.redact_message(&message);
         if rules.is_empty() {
             return Some((hit, snippet(&text, &matches)));
         }
@@ -311,9 +311,9 @@ impl Tenure {
     /// omitted unless the query asks for them. Discarded and redacted text is not found.
     pub async fn search_sessions(&self, principal: &Principal, search: &SearchRequest) -> Result<SearchPage> {
         let matcher = Arc::new(Matcher::parse(&search.text)?);
-        self.engine.know(&principal.tenant).await?;
+        self.engine.ensure_assistants_loaded(&principal.tenant).await?;
         let mut query = search.query.clone();
-        self.engine.narrow(principal, &mut query)?;
+        self.engine.restrict_query(principal, &mut query)?;
         query.order = SessionOrder::Newest;
         query.offset = 0;
         query.limit = HEADS_PER_PAGE;
@@ -322,7 +322,7 @@ impl Tenure {
         let mut state =
             SearchState { principal, search, matcher, redaction: self.redaction(), page, bytes: 0, reads: 0 };
         self.scan_sessions(principal, query, &mut state).await?;
-        state.page.cut = state.page.next.is_some() && !state.is_full();
+        state.page.truncated = state.page.next.is_some() && !state.is_full();
         Ok(state.page)
     }
 
@@ -347,7 +347,8 @@ impl Tenure {
         }
         let mut sessions = 0;
         loop {
-            let HeadPage { heads, stopped } = self.store().page(&query, self.limits().max_scan).await?;
+            let HeadPage { heads, scan_stopped_at: stopped } =
+                self.store().page(&query, self.limits().max_scan).await?;
             // The first page of heads does not count, so that each search makes progress by at
             // least one session.
             state.reads += usize::from(sessions > 0);
@@ -383,7 +384,7 @@ impl Tenure {
         cursor: &SessionCursor,
         state: &mut SearchState<'_>,
     ) -> Result<bool> {
-        state.page.looked_at += 1;
+        state.page.scanned += 1;
         let mut scan = BackwardScan::begin(head, scan_position);
         match self.scan_session(&mut scan, scan_position.is_none(), state).await {
             Ok(true) => Ok(true),
@@ -392,7 +393,7 @@ impl Tenure {
                 Ok(false)
             }
             // A damaged session does not prevent the search of the others.
-            Err(Error::Corrupt { place: location, why: reason }) => {
+            Err(Error::Corrupt { location, reason }) => {
                 let id = scan.head.info.session_id;
                 tracing::warn!(session_id = %id, location, reason, "a session was skipped in a search because its log is damaged");
                 state.page.damaged.push(id);
@@ -505,15 +506,12 @@ mod tests {
             let id = SessionId::new(format!("s{i}")).unwrap();
             tenure.create(&principal, NewSession { id: Some(id.clone()), ..NewSession::default() }).await.unwrap();
             tenure.append(&principal, &id, vec![Message::user("the ferry")]).await.unwrap();
-            tenure.engine.forget(&principal.key(&id));
+            tenure.engine.evict(&principal.key(&id));
         }
         let cached_id = SessionId::new("s0").unwrap();
         tenure.load(&principal, &cached_id).await.unwrap();
-        let before = (tenure.engine.hot_sessions().len(), tenure.engine.hot_sessions().weight());
-        assert_eq!(
-            tenure.search_sessions(&principal, &SearchRequest::new("ferry", 100)).await.unwrap().found.len(),
-            50
-        );
-        assert_eq!((tenure.engine.hot_sessions().len(), tenure.engine.hot_sessions().weight()), before);
+        let before = (tenure.engine.session_cache().len(), tenure.engine.session_cache().weight());
+        assert_eq!(tenure.search_sessions(&principal, &SearchRequest::new("ferry", 100)).await.unwrap().hits.len(), 50);
+        assert_eq!((tenure.engine.session_cache().len(), tenure.engine.session_cache().weight()), before);
     }
 }

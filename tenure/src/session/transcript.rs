@@ -38,7 +38,7 @@ pub struct TranscriptProblem {
     /// The line number, from 1.
     pub line: usize,
     /// The reason why it could not be parsed.
-    pub why: String,
+    pub reason: String,
 }
 
 impl JsonlTranscript {
@@ -174,7 +174,7 @@ impl<'a> TranscriptReader<'a> {
     }
 
     fn problem(&mut self, line: usize, reason: impl Into<String>) {
-        self.problems.push(TranscriptProblem { path: self.path.to_owned(), line, why: reason.into() });
+        self.problems.push(TranscriptProblem { path: self.path.to_owned(), line, reason: reason.into() });
     }
 
     fn line(&mut self, number: usize, text: &str, is_complete: bool) {
@@ -233,7 +233,7 @@ fn fold(path: &Path, reader: &mut TranscriptReader<'_>) -> Result<Vec<Message>> 
 
 fn io_error(path: &Path, e: std::io::Error) -> Error {
     match e.kind() {
-        std::io::ErrorKind::StorageFull => Error::Full { place: path.display().to_string() },
+        std::io::ErrorKind::StorageFull => Error::Full { location: path.display().to_string() },
         _ => Error::unavailable(format!("{}: {e}", path.display())),
     }
 }

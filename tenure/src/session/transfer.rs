@@ -4,7 +4,7 @@ pub(crate) mod export;
 pub(crate) mod log;
 pub(crate) mod records;
 
-use crate::engine::draft::{Depth, PendingCommit};
+use crate::engine::pending_commit::{Depth, PendingCommit};
 use crate::rules::session::Session;
 use crate::session::transfer::export::{EXPORT_FORMAT, Export, ExportedCheckpoint, replacement};
 use crate::store::query::{OwnerFilter, SessionQuery};
@@ -28,31 +28,31 @@ const MAX_DUPLICATES: usize = 10;
 impl Tenure {
     /// Exports a session with its log.
     pub async fn export(&self, principal: &Principal, id: &SessionId) -> Result<Export> {
-        let head = self.live(principal, id).await?;
+        let head = self.get_live_head(principal, id).await?;
         let log: Vec<Record> = self.engine.log(&head).await?.into_iter().flatten().collect();
         let session = Session::replay(&head.key(), log.iter().cloned());
         let session = session.ok_or_else(|| {
             Error::corrupt(format!("session {}", head.key()), "its log does not begin with `created`")
         })?;
         let mut blobs = BTreeMap::new();
-        for id in log::media_beside(&log, &session) {
+        for id in log::media_outside_messages(&log, &session) {
             let missing = || Error::corrupt(format!("blob {id}"), "the blob is missing");
             let bytes = self.store().blob(&head.tenant, &id).await?.ok_or_else(missing)?;
             blobs.insert(id, STANDARD.encode(bytes));
         }
         let metadata = session.info.metadata.clone();
         let readable = Export::from(self.engine.attach(session).await?);
-        let log = log.into_iter().map(log::marked).collect();
+        let log = log.into_iter().map(log::to_exported).collect();
         Ok(Export { metadata, log, blobs, ..readable })
     }
 
     /// Lists the sessions of the principal that the same export was imported to before, newest
     /// first, at most ten.
-    pub async fn imported_before(&self, principal: &Principal, export: &Export) -> Result<Vec<SessionId>> {
-        self.engine.know(&principal.tenant).await?;
+    pub async fn find_earlier_imports(&self, principal: &Principal, export: &Export) -> Result<Vec<SessionId>> {
+        self.engine.ensure_assistants_loaded(&principal.tenant).await?;
         let mut query = SessionQuery::new(OwnerFilter::Tenant(principal.tenant.clone()), MAX_DUPLICATES);
         query.origin = Some(export_hash(&normalize(export.clone())));
-        self.engine.narrow(principal, &mut query)?;
+        self.engine.restrict_query(principal, &mut query)?;
         let heads = self.store().heads(&query).await?;
         Ok(heads.into_iter().map(|h| h.info.session_id).collect())
     }
@@ -62,12 +62,12 @@ impl Tenure {
     /// by a rewind, not destroyed (D-093), and it gets the export's messages, checkpoints and info,
     /// but keeps its own log.
     pub async fn import(&self, principal: &Principal, id: &SessionId, export: Export) -> Result<Head> {
-        self.engine.know(&principal.tenant).await?;
+        self.engine.ensure_assistants_loaded(&principal.tenant).await?;
         let export = normalize(export);
         let (entries, blobs) = self.prepare(principal, &export)?;
         for _ in 0..=self.limits().max_retries {
             let replaced = self.write(principal, id, Depth::Session, |state, now| {
-                let session = self.engine.whole_ref(state, id)?;
+                let session = self.engine.full_session_ref(state, id)?;
                 if session.status == Status::Deleted {
                     return Err(Error::Gone { session_id: id.clone(), status: Status::Deleted.as_str() });
                 }
@@ -78,7 +78,7 @@ impl Tenure {
                 let mut discarded = Vec::new();
                 if !session.messages.is_empty() || !session.checkpoints.is_empty() {
                     // To the very beginning: checkpoints before the first message are discarded too.
-                    all.push(Entry::Rewound(RewindEntry { to: 0, mark: LogDigest::default() }));
+                    all.push(Entry::Rewound(RewindEntry { to: 0, digest: LogDigest::default() }));
                     discarded = session.messages.iter().map(|m| m.message.clone()).collect();
                 }
                 all.push(Entry::info(replacement(&session.info.metadata, &export)));
@@ -88,7 +88,7 @@ impl Tenure {
                     after.apply(&Record { seq, at: now, entry: entry.clone() });
                 }
                 let mut draft = PendingCommit::new(all, after);
-                draft.cut = discarded;
+                draft.discarded = discarded;
                 draft.blobs = blobs.clone();
                 Ok(draft)
             });
@@ -111,7 +111,7 @@ impl Tenure {
 
     /// Imports a session under an unused id. If the id is in use, it is [`Error::Exists`].
     pub async fn import_new(&self, principal: &Principal, id: &SessionId, export: &Export) -> Result<Head> {
-        self.engine.know(&principal.tenant).await?;
+        self.engine.ensure_assistants_loaded(&principal.tenant).await?;
         let export = normalize(export.clone());
         let (entries, blobs) = self.prepare(principal, &export)?;
         self.begin_import(principal, id, &export, &entries, blobs).await
@@ -126,7 +126,7 @@ impl Tenure {
     fn prepare(&self, principal: &Principal, export: &Export) -> Result<(Vec<Entry>, Vec<Blob>)> {
         if export.tenure > EXPORT_FORMAT {
             let location = "the export".to_owned();
-            return Err(Error::NewerFormat { place: location, found: export.tenure, known: EXPORT_FORMAT });
+            return Err(Error::NewerFormat { location, version: export.tenure, supported: EXPORT_FORMAT });
         }
         let mut info = session_created(principal, export);
         if !export.log.is_empty() {
@@ -214,7 +214,7 @@ fn import_entries(export: &Export, stored: &[Message]) -> Result<Vec<Entry>> {
     let mut checkpoints: Vec<&ExportedCheckpoint> = export.checkpoints.iter().collect();
     checkpoints.sort_by_key(|c| c.position);
     let mut checkpoints = checkpoints.into_iter().peekable();
-    let instruction_positions: HashSet<usize> = export.lead.iter().copied().collect();
+    let instruction_positions: HashSet<usize> = export.instruction_positions.iter().copied().collect();
     for position in 0..=stored.len() {
         while let Some(c) = checkpoints.next_if(|c| c.position == position) {
             let entry =
@@ -223,10 +223,7 @@ fn import_entries(export: &Export, stored: &[Message]) -> Result<Vec<Entry>> {
         }
         if let Some(message) = stored.get(position) {
             let replaces_instructions = instruction_positions.contains(&position);
-            entries.push(Entry::Message(MessageEntry {
-                lead: replaces_instructions,
-                ..MessageEntry::from(message.clone())
-            }));
+            entries.push(Entry::Message(MessageEntry { replaces_instructions, ..MessageEntry::from(message.clone()) }));
         }
     }
     Ok(entries)

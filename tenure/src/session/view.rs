@@ -1,7 +1,7 @@
 //! Read access to sessions and to parts of them, without copying the rest.
 
-use crate::engine::draft::Depth;
 use crate::engine::list::SessionPage;
+use crate::engine::pending_commit::Depth;
 use crate::rules::session::{Point, Session, StoredMessage};
 use crate::store::query::SessionQuery;
 use crate::tenure::Tenure;
@@ -20,9 +20,14 @@ impl Tenure {
 
     /// Calls `f` with the current session and returns its result. The session is copied only if
     /// it has media that must be inserted, or if it is written to concurrently.
-    pub async fn view<R>(&self, principal: &Principal, id: &SessionId, f: impl FnOnce(&Session) -> R) -> Result<R> {
-        let session = self.engine.shared(principal, id).await?;
-        if session.messages.iter().all(|m| m.message.cuts().is_empty()) {
+    pub async fn with_session<R>(
+        &self,
+        principal: &Principal,
+        id: &SessionId,
+        f: impl FnOnce(&Session) -> R,
+    ) -> Result<R> {
+        let session = self.engine.shared_session(principal, id).await?;
+        if session.messages.iter().all(|m| m.message.blob_refs().is_empty()) {
             Ok(f(&session))
         } else {
             Ok(f(&self.engine.attach(Session::clone(&session)).await?))
@@ -32,22 +37,22 @@ impl Tenure {
     /// Renders a session to text and caches the text until the session changes (D-013). `render` must
     /// be a pure function of the session. Returns the text with the end of the log that it was
     /// rendered from. Sessions with media are rendered again each time.
-    pub async fn text(
+    pub async fn render_cached(
         &self,
         principal: &Principal,
         id: &SessionId,
         render: impl FnOnce(&Session) -> String,
     ) -> Result<(Seq, Arc<str>)> {
-        let session = self.engine.shared(principal, id).await?;
-        if let Some(text) = session.text() {
+        let session = self.engine.shared_session(principal, id).await?;
+        if let Some(text) = session.rendering() {
             return Ok((session.seq, text));
         }
         // Renderings with media are large and seldom requested twice.
-        if session.messages.iter().any(|m| !m.message.cuts().is_empty()) {
+        if session.messages.iter().any(|m| !m.message.blob_refs().is_empty()) {
             return Ok((session.seq, render(&self.engine.attach(Session::clone(&session)).await?).into()));
         }
-        let text = session.keep(render(&session));
-        self.engine.weigh(&principal.key(id), &session);
+        let text = session.cache_rendering(render(&session));
+        self.engine.update_weight(&principal.key(id), &session);
         Ok((session.seq, text))
     }
 
@@ -57,9 +62,9 @@ impl Tenure {
         let (head, seq) = self
             .engine
             .read(principal, id, Depth::Session, |state| {
-                let session = self.engine.whole_ref(state, id)?;
+                let session = self.engine.full_session_ref(state, id)?;
                 self.engine.check_live(session)?;
-                Ok((session.head().clone(), crate::rules::checkpoint::place(session, &point)?.seq))
+                Ok((session.head().clone(), crate::rules::checkpoint::resolve_point(session, &point)?.seq))
             })
             .await?;
         let records = self.engine.log(&head).await?.into_iter().flatten().take_while(|r| r.seq <= seq);
@@ -79,13 +84,13 @@ impl Tenure {
         limit: usize,
     ) -> Result<(Head, Vec<StoredMessage>)> {
         let read = self.engine.read(principal, id, Depth::Session, |state| {
-            let session = self.engine.whole_ref(state, id)?;
+            let session = self.engine.full_session_ref(state, id)?;
             self.engine.check_live(session)?;
             let page = session.messages.iter().skip(position).take(limit).cloned().collect();
             Ok((session.head().clone(), page))
         });
         let (head, mut page): (Head, Vec<StoredMessage>) = read.await?;
-        for stored in page.iter_mut().filter(|m| !m.message.cuts().is_empty()) {
+        for stored in page.iter_mut().filter(|m| !m.message.blob_refs().is_empty()) {
             stored.message = self.engine.attach_message(&head.tenant, &stored.message).await?;
         }
         Ok((head, page))
@@ -93,7 +98,12 @@ impl Tenure {
 
     /// Reads the last messages of a session, oldest first. The cost is proportional to the number
     /// of messages returned, however long the session is.
-    pub async fn tail(&self, principal: &Principal, id: &SessionId, limit: usize) -> Result<Vec<StoredMessage>> {
-        Ok(self.last_messages(principal, id, limit).await?.1)
+    pub async fn last_messages(
+        &self,
+        principal: &Principal,
+        id: &SessionId,
+        limit: usize,
+    ) -> Result<Vec<StoredMessage>> {
+        Ok(self.last_messages_with_head(principal, id, limit).await?.1)
     }
 }

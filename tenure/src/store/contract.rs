@@ -88,13 +88,13 @@ pub const MAX_PAGE_BYTES: usize = 8 << 20;
 ///
 /// # Notifications
 ///
-/// [`Store::tell`] and [`Store::hear`] are best-effort hints between processes. Correctness never
+/// [`Store::notify`] and [`Store::subscribe`] are best-effort hints between processes. Correctness never
 /// depends on them: a notification may be late, duplicated or lost.
 ///
 /// # Deletion
 ///
 /// Removed and purged data are no longer visible to any method as soon as the call returns.
-/// [`Store::wipe`] and [`Store::clear`] additionally remove their bytes from the files of the
+/// [`Store::scrub`] and [`Store::delete_owner`] additionally remove their bytes from the files of the
 /// store, for erasure requests.
 ///
 /// # Required methods
@@ -142,12 +142,12 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     ///
     /// Returns `None` if answering would block; the caller then calls [`Store::head`]. `known_json`
     /// is the caller's cached head as JSON: if the stored head is equal, a store may return
-    /// [`HeadCheck::Same`] without deserializing it.
-    fn glance(&self, key: &SessionKey, known_json: &str) -> Option<Result<HeadCheck>>;
+    /// [`HeadCheck::Unchanged`] without deserializing it.
+    fn head_if_changed(&self, key: &SessionKey, known_json: &str) -> Option<Result<HeadCheck>>;
 
     /// Notifies other processes on this store that a session has changed. Returns at once; the
     /// notification is sent soon afterwards. It is a hint, and nothing depends on its delivery.
-    fn tell(&self, key: &SessionKey);
+    fn notify(&self, key: &SessionKey);
 
     /// Subscribes to the change notifications of other processes. Delivery is best effort: late,
     /// duplicated or lost.
@@ -155,7 +155,7 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// The receiver yields the key of a changed session, or `None` for a gap, after which any
     /// session may have changed. Returns no receiver if the store has no notification channel;
     /// callers then poll.
-    fn hear(&self) -> Option<broadcast::Receiver<Option<SessionKey>>>;
+    fn subscribe(&self) -> Option<broadcast::Receiver<Option<SessionKey>>>;
 
     /// Returns how many calls the store serves concurrently. The scheduler in front of the store
     /// uses it to admit calls (D-106).
@@ -172,7 +172,7 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// If a label or the thread of the query selects at most `max_scan` sessions, those are
     /// scanned; otherwise the sessions of `query.owner` are scanned in the order of their activity.
     /// A scan that reaches the bound ends the page early, possibly with no heads at all:
-    /// [`HeadPage::stopped`] is then the cursor from which the next page continues. Queries by hash,
+    /// [`HeadPage::scan_stopped_at`] is then the cursor from which the next page continues. Queries by hash,
     /// match key or parent are answered from an index of those, without the bound.
     async fn page(&self, query: &SessionQuery, max_scan: usize) -> Result<HeadPage>;
 
@@ -239,11 +239,11 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Removes all namespaces of an owner, and scrubs the store: afterwards no file of the store
     /// contains a byte of anything that was removed or purged before (for PostgreSQL see
     /// `docs/storage.md`).
-    async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()>;
+    async fn delete_owner(&self, tenant: &Tenant, owner: &Owner) -> Result<()>;
 
     /// Scrubs items that were removed from an owner's namespaces from the store's files, as far as
-    /// this is possible at once: only [`Store::clear`] rewrites everything (D-073).
-    async fn wipe(&self, tenant: &Tenant, owner: &Owner) -> Result<()>;
+    /// this is possible at once: only [`Store::delete_owner`] rewrites everything (D-073).
+    async fn scrub(&self, tenant: &Tenant, owner: &Owner) -> Result<()>;
 
     /// Returns the bytes of a blob, or `None` if the tenant does not have it.
     async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>>;
@@ -272,19 +272,19 @@ pub struct Concurrency {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteCost {
     /// None that reads need: a dedicated writer performs the writes.
-    Apart,
+    DedicatedWriter,
     /// As much as a read, such as a connection of a shared pool.
-    AsReads,
+    SharedWithReads,
 }
 
-/// The result of a head check ([`Store::glance`]).
+/// The result of a head check ([`Store::head_if_changed`]).
 #[derive(Clone, Debug, PartialEq)]
 pub enum HeadCheck {
     /// The stored head is equal to the caller's.
-    Same,
+    Unchanged,
     /// The stored head as it is now, which may be equal to the caller's. `None` means that the
     /// session does not exist.
-    Now(Option<Box<Head>>),
+    Current(Option<Box<Head>>),
 }
 
 /// One atomic append to the log of a session, with its new head. The head names the session.
@@ -303,13 +303,13 @@ pub struct Commit {
     pub blobs: Vec<Blob>,
     /// The messages that this commit discards, for stores that also write them to a human-readable
     /// file.
-    pub cut: Vec<Message>,
+    pub discarded: Vec<Message>,
 }
 
 impl Commit {
     /// Creates a commit of records only, without items and blobs.
     pub fn new(base: Option<LogEnd>, records: Vec<Record>, head: Head) -> Self {
-        Self { base, records, head, items: Vec::new(), blobs: Vec::new(), cut: Vec::new() }
+        Self { base, records, head, items: Vec::new(), blobs: Vec::new(), discarded: Vec::new() }
     }
 
     /// The sequence number of the commit's first record, from which on its blobs are referenced.
@@ -342,7 +342,7 @@ impl Commit {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenRepair {
     /// The file that was repaired.
-    pub place: String,
+    pub location: String,
     /// The damage that was found, and the repair that was made.
-    pub what: String,
+    pub description: String,
 }

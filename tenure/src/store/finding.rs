@@ -15,11 +15,14 @@ pub const MAX_FINDINGS: usize = 1000;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// The location: a session, a record, or a file and its line, as precisely as it is known.
-    pub place: String,
+    #[serde(rename = "place")]
+    pub location: String,
     /// The defect, as text.
-    pub what: String,
+    #[serde(rename = "what")]
+    pub description: String,
     /// The remedy.
-    pub cure: Remedy,
+    #[serde(rename = "cure")]
+    pub remedy: Remedy,
 }
 
 /// The remedy for a finding. Its `Display` text is for people.
@@ -29,7 +32,8 @@ pub enum Remedy {
     /// An orphan, which can be removed without loss.
     Remove(Orphan),
     /// The session's head, which can be rebuilt from its log.
-    Card(SessionKey),
+    #[serde(rename = "card")]
+    RebuildHead(SessionKey),
     /// No automatic remedy is safe; the text advises what an operator can do.
     Advice(String),
 }
@@ -42,7 +46,8 @@ pub enum Orphan {
     Blob(Tenant, BlobId),
     /// Blob references of a session that does not exist, identified by the store's internal name of
     /// that session.
-    Uses(Tenant, String),
+    #[serde(rename = "uses")]
+    BlobRefs(Tenant, String),
     /// Items of a session that does not exist. A session that only lost its head still exists.
     Items(Tenant, SessionId),
     /// Label index entries that differ from the labels of the session, identified by the store's
@@ -53,23 +58,27 @@ pub enum Orphan {
 impl Finding {
     /// Creates a finding with advice for an operator.
     pub fn new(location: impl fmt::Display, description: impl fmt::Display, advice: &str) -> Self {
-        Self { place: location.to_string(), what: description.to_string(), cure: Remedy::Advice(advice.to_owned()) }
+        Self {
+            location: location.to_string(),
+            description: description.to_string(),
+            remedy: Remedy::Advice(advice.to_owned()),
+        }
     }
 
     /// Creates a finding for an orphan.
     pub fn orphan(location: impl fmt::Display, description: impl fmt::Display, orphan: Orphan) -> Self {
-        Self { place: location.to_string(), what: description.to_string(), cure: Remedy::Remove(orphan) }
+        Self { location: location.to_string(), description: description.to_string(), remedy: Remedy::Remove(orphan) }
     }
 
     /// Returns whether [`Tenure::repair`](crate::Tenure::repair) can fix it automatically.
-    pub fn is_mendable(&self) -> bool {
-        !matches!(self.cure, Remedy::Advice(_))
+    pub fn is_repairable(&self) -> bool {
+        !matches!(self.remedy, Remedy::Advice(_))
     }
 }
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}; {}", self.place, self.what, self.cure)
+        write!(f, "{}: {}; {}", self.location, self.description, self.remedy)
     }
 }
 
@@ -77,7 +86,7 @@ impl fmt::Display for Remedy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Remedy::Remove(_) => f.write_str("repair removes it; no session references it"),
-            Remedy::Card(_) => f.write_str("repair rebuilds the head from the log"),
+            Remedy::RebuildHead(_) => f.write_str("repair rebuilds the head from the log"),
             Remedy::Advice(advice) => f.write_str(advice),
         }
     }

@@ -158,19 +158,19 @@ impl Store for JsonlStore {
         self.indexed_head(key)
     }
 
-    fn glance(&self, key: &SessionKey, _: &str) -> Option<Result<HeadCheck>> {
-        Some(self.indexed_head(key).map(|head| HeadCheck::Now(head.map(Box::new))))
+    fn head_if_changed(&self, key: &SessionKey, _: &str) -> Option<Result<HeadCheck>> {
+        Some(self.indexed_head(key).map(|head| HeadCheck::Current(head.map(Box::new))))
     }
 
     // There is no notification channel: only one process has the files open.
-    fn tell(&self, _: &SessionKey) {}
+    fn notify(&self, _: &SessionKey) {}
 
-    fn hear(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
+    fn subscribe(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
         None
     }
 
     fn concurrency(&self) -> Concurrency {
-        Concurrency { reads: 8, writes: WriteCost::Apart }
+        Concurrency { reads: 8, writes: WriteCost::DedicatedWriter }
     }
 
     async fn heads(&self, query: &SessionQuery) -> Result<Vec<Head>> {
@@ -256,7 +256,7 @@ impl Store for JsonlStore {
         Ok(removed)
     }
 
-    async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
+    async fn delete_owner(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
         let log_file = LogFile { tenant: tenant.clone(), owner: owner.clone() };
         self.with_file_lock(log_file, |engine, log_file| engine.remove_namespaces(log_file)).await?;
         let log_files = self.engine.state().files_with_dead_lines();
@@ -272,7 +272,7 @@ impl Store for JsonlStore {
         .await
     }
 
-    async fn wipe(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
+    async fn scrub(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
         let log_file = LogFile { tenant: tenant.clone(), owner: owner.clone() };
         if !self.engine.state().has_dead_lines(&log_file) {
             return Ok(());

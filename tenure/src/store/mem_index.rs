@@ -120,8 +120,8 @@ impl MemIndex {
         if let Some(thread) = &head.thread {
             self.threads.entry((tenant.clone(), thread.clone())).or_default().insert(id.clone());
         }
-        self.hashes.entry((tenant.clone(), head.mark.hash)).or_default().insert(id.clone());
-        for key in head.mark.match_keys() {
+        self.hashes.entry((tenant.clone(), head.digest.hash)).or_default().insert(id.clone());
+        for key in head.digest.match_keys() {
             self.matches.entry((tenant.clone(), key)).or_default().insert(id.clone());
         }
         if let Some(parent) = parent_key(&head) {
@@ -153,8 +153,8 @@ impl MemIndex {
         if let Some(thread) = &head.thread {
             remove_value(&mut self.threads, &(tenant.clone(), thread.clone()), id);
         }
-        remove_value(&mut self.hashes, &(tenant.clone(), head.mark.hash), id);
-        for key in head.mark.match_keys() {
+        remove_value(&mut self.hashes, &(tenant.clone(), head.digest.hash), id);
+        for key in head.digest.match_keys() {
             remove_value(&mut self.matches, &(tenant.clone(), key), id);
         }
         if let Some(parent) = parent_key(head) {
@@ -178,7 +178,7 @@ impl MemIndex {
                 .collect()
         };
         let by_content = !query.hashes.is_empty() || !query.matches.is_empty();
-        if let (OwnerFilter::User(tenant, user), SessionOrder::Newest, false) = (&query.whose, query.order, by_content)
+        if let (OwnerFilter::User(tenant, user), SessionOrder::Newest, false) = (&query.owner, query.order, by_content)
         {
             let ids = self.newest.get(&(tenant.clone(), user.clone())).into_iter().flatten().rev();
             return page(&mut ids.filter_map(|(_, id)| self.head_of(tenant, id)));
@@ -195,14 +195,14 @@ impl MemIndex {
     /// Returns the newest matching heads, scanning at most `max_scan`.
     pub fn page(&self, query: &SessionQuery, max_scan: usize) -> HeadPage {
         let query = &SessionQuery { order: SessionOrder::Newest, ..query.clone() };
-        let (tenant, positions) = match &query.whose {
+        let (tenant, positions) = match &query.owner {
             OwnerFilter::User(tenant, user) => (tenant, self.newest.get(&(tenant.clone(), user.clone()))),
             OwnerFilter::Tenant(tenant) => (tenant, self.newest_of_all.get(tenant)),
-            OwnerFilter::Everyone => return HeadPage { heads: self.heads(query), stopped: None },
+            OwnerFilter::AllTenants => return HeadPage { heads: self.heads(query), scan_stopped_at: None },
         };
         let is_indexed = !query.hashes.is_empty() || !query.matches.is_empty() || query.parent.is_some();
         if is_indexed {
-            return HeadPage { heads: self.heads(query), stopped: None };
+            return HeadPage { heads: self.heads(query), scan_stopped_at: None };
         }
         let none = BTreeSet::new();
         let none_active = BTreeSet::new();
@@ -218,7 +218,7 @@ impl MemIndex {
             matching.retain(|head| query.matches(head));
             matching.sort_by_key(|h| Reverse((h.active_at, &h.info.session_id)));
             let heads = matching.into_iter().skip(query.offset).take(query.limit).cloned().collect();
-            return HeadPage { heads, stopped: None };
+            return HeadPage { heads, scan_stopped_at: None };
         }
         let upto = query.cursor.as_ref().map(|c| (c.active_at, c.session.clone()));
         let upto = upto.map_or(Bound::Unbounded, Bound::Excluded);
@@ -236,7 +236,7 @@ impl MemIndex {
                 }
             }
             if scanned == max_scan && page.heads.len() < query.limit {
-                page.stopped = Some(SessionCursor::of(head));
+                page.scan_stopped_at = Some(SessionCursor::of(head));
                 return page;
             }
         }
@@ -245,9 +245,9 @@ impl MemIndex {
 
     /// Returns a superset of the matching heads: a small one if an index serves the query.
     fn candidates(&self, query: &SessionQuery) -> Vec<&Head> {
-        let tenant = match &query.whose {
+        let tenant = match &query.owner {
             OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant) => tenant,
-            OwnerFilter::Everyone => return self.heads.values().collect(),
+            OwnerFilter::AllTenants => return self.heads.values().collect(),
         };
         for (wanted, index) in [(&query.hashes, &self.hashes), (&query.matches, &self.matches)] {
             if !wanted.is_empty() {
@@ -507,7 +507,7 @@ mod tests {
     }
 
     fn fork(session: &str, parent: &str, seq: Seq) -> Head {
-        let parent = Parent { session: parent.try_into().unwrap(), seq, mark: LogDigest::default() };
+        let parent = Parent { session: parent.try_into().unwrap(), seq, digest: LogDigest::default() };
         Head { first: seq + 1, seq: seq + 10, parent: Some(parent), ..head("t", session) }
     }
 
@@ -522,13 +522,13 @@ mod tests {
             head.thread = i.is_multiple_of(9).then(|| "thread".to_owned());
             head.status = [Status::Active, Status::Paused, Status::Deleted][i % 5 % 3];
             head.due_at = (!i.is_multiple_of(3)).then(|| at(i % 11));
-            head.mark.hash = VisibleHash([(i % 6) as u8; 16]);
+            head.digest.hash = VisibleHash([(i % 6) as u8; 16]);
             head.info.title = i.is_multiple_of(2).then(|| format!("Große Reise {}", i % 3));
             head.info.tags = if i % 4 == 1 { vec!["x".into(), "y".into()] } else { vec!["x".into()] };
             head.info.metadata.insert("n".into(), json!(i % 3));
             let run = "r".try_into().unwrap();
             head.lease = i.is_multiple_of(8).then(|| Lease { run, node: "n".into(), until: at(i % 16) });
-            let parent = Parent { session: "s0".try_into().unwrap(), seq: 1, mark: LogDigest::default() };
+            let parent = Parent { session: "s0".try_into().unwrap(), seq: 1, digest: LogDigest::default() };
             head.parent = (i % 10 == 3).then_some(parent);
             head
         };
@@ -540,7 +540,7 @@ mod tests {
             OwnerFilter::User("t".try_into().unwrap(), "ada".try_into().unwrap()),
             OwnerFilter::Tenant("u".try_into().unwrap()),
             OwnerFilter::Tenant("unknown".try_into().unwrap()),
-            OwnerFilter::Everyone,
+            OwnerFilter::AllTenants,
         ];
         let queries_of = |owner: OwnerFilter| {
             let all = SessionQuery::new(owner, usize::MAX);
@@ -598,7 +598,7 @@ mod tests {
 
             let part = index.heads(&SessionQuery { offset: 2, limit: 3, ..query.clone() });
             assert_eq!(part, want.iter().skip(2).take(3).cloned().collect::<Vec<_>>());
-            if query.order == SessionOrder::Newest && query.whose != OwnerFilter::Everyone {
+            if query.order == SessionOrder::Newest && query.owner != OwnerFilter::AllTenants {
                 let mut pages = Vec::new();
                 let mut cursor = None;
                 loop {
@@ -617,7 +617,7 @@ mod tests {
     #[test]
     fn the_fork_with_the_latest_fork_point_replaces_the_purged_session() {
         let mut index = MemIndex::default();
-        let grandparent = Parent { session: "g".try_into().unwrap(), seq: 4, mark: LogDigest::default() };
+        let grandparent = Parent { session: "g".try_into().unwrap(), seq: 4, digest: LogDigest::default() };
         let purged = Head { first: 5, seq: 20, parent: Some(grandparent.clone()), ..head("t", "purged") };
         index.set(purged.clone());
         assert_eq!(

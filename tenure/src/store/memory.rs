@@ -92,19 +92,19 @@ impl Store for MemoryStore {
         Ok(self.state().index.head(key).cloned())
     }
 
-    fn glance(&self, key: &SessionKey, _: &str) -> Option<Result<HeadCheck>> {
-        Some(Ok(HeadCheck::Now(self.state().index.head(key).cloned().map(Box::new))))
+    fn head_if_changed(&self, key: &SessionKey, _: &str) -> Option<Result<HeadCheck>> {
+        Some(Ok(HeadCheck::Current(self.state().index.head(key).cloned().map(Box::new))))
     }
 
     // There is no notification channel: no other process can use this store.
-    fn tell(&self, _: &SessionKey) {}
+    fn notify(&self, _: &SessionKey) {}
 
-    fn hear(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
+    fn subscribe(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
         None
     }
 
     fn concurrency(&self) -> Concurrency {
-        Concurrency { reads: 8, writes: WriteCost::Apart }
+        Concurrency { reads: 8, writes: WriteCost::DedicatedWriter }
     }
 
     async fn heads(&self, query: &SessionQuery) -> Result<Vec<Head>> {
@@ -172,12 +172,12 @@ impl Store for MemoryStore {
         Ok(expired.iter().filter(|(namespace, key)| index.remove_item(namespace, key)).count())
     }
 
-    async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
+    async fn delete_owner(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
         self.state().index.remove_namespaces(tenant, owner);
         Ok(())
     }
 
-    async fn wipe(&self, _: &Tenant, _: &Owner) -> Result<()> {
+    async fn scrub(&self, _: &Tenant, _: &Owner) -> Result<()> {
         Ok(())
     }
 

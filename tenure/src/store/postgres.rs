@@ -58,7 +58,7 @@ use tokio_postgres::types::Type;
 
 /// A store in a PostgreSQL database, version 14 or newer. Any number of processes may share it.
 pub struct PostgresStore {
-    link: Arc<PgConnection>,
+    connection: Arc<PgConnection>,
     notifier: notify::Notifier,
     statements: commit::Statements,
     location: String,
@@ -68,19 +68,19 @@ impl PostgresStore {
     /// Connects, and migrates the schema to the newest format.
     pub async fn open(url: &str) -> Result<Self> {
         let settings = url::Settings::parse(url)?;
-        let location = settings.place();
+        let location = settings.describe();
         let link = Arc::new(PgConnection::new(settings.clone())?);
         let notifier = notify::Notifier::new(&settings, link.hosts().clone());
         migrate::migrate(&link, &location, &migrate::MIGRATIONS).await?;
-        Ok(Self { link, notifier, statements: commit::Statements::new(), location })
+        Ok(Self { connection: link, notifier, statements: commit::Statements::new(), location })
     }
 
     /// Returns the format of a database, which is only read. `None` means that it contains no store
     /// yet.
     pub async fn format(url: &str) -> Result<Option<u32>> {
         let settings = url::Settings::parse(url)?;
-        let location = settings.place();
-        migrate::found(&PgConnection::new(settings)?, &location).await
+        let location = settings.describe();
+        migrate::existing_format(&PgConnection::new(settings)?, &location).await
     }
 }
 
@@ -93,89 +93,89 @@ impl fmt::Debug for PostgresStore {
 #[async_trait]
 impl Store for PostgresStore {
     async fn commit(&self, commit: &Commit) -> Result<()> {
-        commit::commit(&self.link, &self.statements, commit).await
+        commit::commit(&self.connection, &self.statements, commit).await
     }
 
     async fn head(&self, key: &SessionKey) -> Result<Option<Head>> {
-        heads::head(&self.link, key).await
+        heads::head(&self.connection, key).await
     }
 
-    fn glance(&self, _: &SessionKey, _: &str) -> Option<Result<HeadCheck>> {
+    fn head_if_changed(&self, _: &SessionKey, _: &str) -> Option<Result<HeadCheck>> {
         None
     }
 
-    fn tell(&self, key: &SessionKey) {
-        self.notifier.tell(&self.link, key);
+    fn notify(&self, key: &SessionKey) {
+        self.notifier.notify(&self.connection, key);
     }
 
-    fn hear(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
-        self.notifier.hear()
+    fn subscribe(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
+        self.notifier.subscribe()
     }
 
     fn concurrency(&self) -> Concurrency {
-        Concurrency { reads: self.link.connections(), writes: WriteCost::AsReads }
+        Concurrency { reads: self.connection.connections(), writes: WriteCost::SharedWithReads }
     }
 
     async fn heads(&self, query: &SessionQuery) -> Result<Vec<Head>> {
-        heads::heads(&self.link, query).await
+        heads::heads(&self.connection, query).await
     }
 
     async fn page(&self, query: &SessionQuery, max_scan: usize) -> Result<HeadPage> {
-        heads::page(&self.link, query, max_scan).await
+        heads::page(&self.connection, query, max_scan).await
     }
 
     async fn count(&self) -> Result<Vec<(Status, u64)>> {
-        heads::count(&self.link).await
+        heads::count(&self.connection).await
     }
 
     async fn records(&self, key: &SessionKey, range: &RecordRange) -> Result<Vec<Record>> {
-        records::records(&self.link, key, range).await
+        records::records(&self.connection, key, range).await
     }
 
     async fn purge(&self, key: &SessionKey) -> Result<()> {
-        purge::purge(&self.link, key, None).await
+        purge::purge(&self.connection, key, None).await
     }
 
     async fn purge_at(&self, key: &SessionKey, created_at: Timestamp, seq: Seq) -> Result<()> {
-        purge::purge(&self.link, key, Some((created_at, seq))).await
+        purge::purge(&self.connection, key, Some((created_at, seq))).await
     }
 
     async fn put(&self, namespace: &Namespace, item: &Item, max_items: Option<usize>) -> Result<()> {
-        items::put(&self.link, namespace, item, max_items).await
+        items::put(&self.connection, namespace, item, max_items).await
     }
 
     async fn get(&self, namespace: &Namespace, key: &str, used_at: Option<Timestamp>) -> Result<Option<Item>> {
-        items::get(&self.link, namespace, key, used_at).await
+        items::get(&self.connection, namespace, key, used_at).await
     }
 
     async fn items(&self, namespace: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
-        items::items(&self.link, namespace, after, limit).await
+        items::items(&self.connection, namespace, after, limit).await
     }
 
     async fn remove(&self, namespace: &Namespace, key: &str) -> Result<bool> {
-        items::remove(&self.link, namespace, key).await
+        items::remove(&self.connection, namespace, key).await
     }
 
     async fn search(&self, namespace: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
-        items::search(&self.link, namespace, text, limit).await
+        items::search(&self.connection, namespace, text, limit).await
     }
 
     async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {
-        items::expire(&self.link, now, limit).await
+        items::expire(&self.connection, now, limit).await
     }
 
-    async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
-        items::clear(&self.link, tenant, owner).await
+    async fn delete_owner(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
+        items::delete_owner_items(&self.connection, tenant, owner).await
     }
 
     // No query sees a deleted row; its bytes are removed by the next VACUUM (D-073).
-    async fn wipe(&self, _: &Tenant, _: &Owner) -> Result<()> {
+    async fn scrub(&self, _: &Tenant, _: &Owner) -> Result<()> {
         Ok(())
     }
 
     async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>> {
         let sql = "SELECT bytes FROM tenure_blob WHERE tenant = $1 AND id = $2";
-        let rows = self.link.rows(sql, &[(&tenant.as_str(), Type::TEXT), (&&id.0[..], Type::BYTEA)]).await?;
+        let rows = self.connection.rows(sql, &[(&tenant.as_str(), Type::TEXT), (&&id.0[..], Type::BYTEA)]).await?;
         let Some(row) = rows.first() else { return Ok(None) };
         let location = || format!("postgres, tenant {tenant}, blob {id}");
         let bytes: &[u8] = column(row, 0, location)?;
@@ -186,7 +186,7 @@ impl Store for PostgresStore {
     }
 
     async fn check(&self, orphans: &[Orphan]) -> Result<Vec<Finding>> {
-        check::remove(&self.link, orphans).await?;
-        check::check(&self.link).await
+        check::remove(&self.connection, orphans).await?;
+        check::check(&self.connection).await
     }
 }

@@ -20,7 +20,7 @@ pub struct HeadPage {
     pub heads: Vec<Head>,
     /// The position of the last head that was scanned, if the scan bound ended the page. `None`
     /// means that the page ended at its limit, or that there are no more heads.
-    pub stopped: Option<SessionCursor>,
+    pub scan_stopped_at: Option<SessionCursor>,
 }
 
 /// A range of a session's records.
@@ -65,7 +65,7 @@ pub enum OwnerFilter {
     /// The sessions of one tenant.
     Tenant(Tenant),
     /// The sessions of all tenants: only for the sweep and for taking over runs.
-    Everyone,
+    AllTenants,
 }
 
 /// The sort order of heads.
@@ -86,7 +86,7 @@ pub enum SessionOrder {
 #[derive(Clone, Debug)]
 pub struct SessionQuery {
     /// The owner of the session.
-    pub whose: OwnerFilter,
+    pub owner: OwnerFilter,
     /// The session's assistant.
     pub assistant: Option<String>,
     /// The session's chat thread.
@@ -133,7 +133,7 @@ impl SessionQuery {
     /// Creates a query for all sessions of an owner filter, newest first.
     pub fn new(owner: OwnerFilter, limit: usize) -> Self {
         Self {
-            whose: owner,
+            owner,
             limit,
             assistant: None,
             thread: None,
@@ -180,10 +180,10 @@ impl SessionQuery {
             let have = head.labels();
             labels.iter().all(|l| have.contains(l))
         };
-        (match &self.whose {
+        (match &self.owner {
             OwnerFilter::User(t, u) => head.tenant == *t && head.user == *u,
             OwnerFilter::Tenant(t) => head.tenant == *t,
-            OwnerFilter::Everyone => true,
+            OwnerFilter::AllTenants => true,
         }) && has(&self.assistant, &head.assistant)
             && has(&self.thread, &head.thread)
             && (self.status.is_empty() || self.status.contains(&head.status))
@@ -192,8 +192,8 @@ impl SessionQuery {
             && (labels.is_empty() || labelled())
             && self.folded_title().is_none_or(|t| head.folded_title().contains(&t))
             && self.parent.as_ref().is_none_or(|p| head.parent.as_ref().is_some_and(|h| h.session == *p))
-            && (self.hashes.is_empty() || self.hashes.contains(&head.mark.hash))
-            && (self.matches.is_empty() || head.mark.match_keys().iter().any(|key| self.matches.contains(key)))
+            && (self.hashes.is_empty() || self.hashes.contains(&head.digest.hash))
+            && (self.matches.is_empty() || head.digest.match_keys().iter().any(|key| self.matches.contains(key)))
             && self.due_before.is_none_or(|t| head.due_at.is_some_and(|d| d < t))
             && self.lease_before.is_none_or(|t| head.lease.as_ref().is_some_and(|l| l.until < t))
     }

@@ -57,7 +57,7 @@ impl SqliteStore {
         blocking(move || {
             let connection = file.open()?;
             file.migrate(&connection)?;
-            file.keep_reserve();
+            file.ensure_reserve();
             let writer = Writer::start(file.clone(), connection)?;
             Ok(Self { readers: Arc::new(Pool::new(file)), threads: Readers::new(database::MAX_READERS), writer })
         })
@@ -68,7 +68,7 @@ impl SqliteStore {
     /// or has no format yet.
     pub async fn format(file: &str) -> Result<Option<u32>> {
         let file = Database::new(file)?;
-        blocking(move || file.found()).await
+        blocking(move || file.existing_format()).await
     }
 
     /// Runs a short read: inline on this thread if it runs no other task, otherwise on a reader
@@ -78,8 +78,8 @@ impl SqliteStore {
         work: impl FnOnce(&Connection, &Database) -> StoreResult<T> + Send + 'static,
     ) -> Result<T> {
         let permit = self.readers.permit().await?;
-        match BlockingContext::here() {
-            Some(BlockingContext::Own) => self.readers.with(work),
+        match BlockingContext::current() {
+            Some(BlockingContext::Dedicated) => self.readers.with(work),
             _ => self.read_with(permit, work).await,
         }
     }
@@ -139,19 +139,19 @@ impl Store for SqliteStore {
         self.read_short(move |conn, file| heads::head(conn, file, &key)).await
     }
 
-    fn glance(&self, key: &SessionKey, known: &str) -> Option<Result<HeadCheck>> {
-        self.readers.glance(|conn, file| heads::glance(conn, file, key, known))
+    fn head_if_changed(&self, key: &SessionKey, known: &str) -> Option<Result<HeadCheck>> {
+        self.readers.try_with(|conn, file| heads::head_if_changed(conn, file, key, known))
     }
 
     // There is no notification channel: other processes on this file poll.
-    fn tell(&self, _: &SessionKey) {}
+    fn notify(&self, _: &SessionKey) {}
 
-    fn hear(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
+    fn subscribe(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
         None
     }
 
     fn concurrency(&self) -> Concurrency {
-        Concurrency { reads: database::MAX_READERS, writes: WriteCost::Apart }
+        Concurrency { reads: database::MAX_READERS, writes: WriteCost::DedicatedWriter }
     }
 
     async fn heads(&self, query: &SessionQuery) -> Result<Vec<Head>> {
@@ -178,12 +178,12 @@ impl Store for SqliteStore {
 
     async fn purge(&self, key: &SessionKey) -> Result<()> {
         let key = key.clone();
-        self.writer.free(move |conn, file| purge::purge(conn, file, &key, None)).await
+        self.writer.write_freeing_space(move |conn, file| purge::purge(conn, file, &key, None)).await
     }
 
     async fn purge_at(&self, key: &SessionKey, created_at: Timestamp, seq: Seq) -> Result<()> {
         let key = key.clone();
-        self.writer.free(move |conn, file| purge::purge(conn, file, &key, Some((created_at, seq)))).await
+        self.writer.write_freeing_space(move |conn, file| purge::purge(conn, file, &key, Some((created_at, seq)))).await
     }
 
     async fn put(&self, namespace: &Namespace, item: &Item, max_items: Option<usize>) -> Result<()> {
@@ -195,7 +195,7 @@ impl Store for SqliteStore {
 
     async fn get(&self, namespace: &Namespace, key: &str, used_at: Option<Timestamp>) -> Result<Option<Item>> {
         if used_at.is_none() {
-            self.writer.settle().await?;
+            self.writer.flush_unsynced().await?;
         }
         let read_namespace = namespace.clone();
         let read_key = key.to_owned();
@@ -203,14 +203,14 @@ impl Store for SqliteStore {
         if let (Some(item), Some(at)) = (&mut item, used_at) {
             let namespace = namespace.clone();
             let key = key.to_owned();
-            self.writer.mark(move |conn, _| items::mark(conn, &namespace, &key, at));
+            self.writer.submit_unsynced(move |conn, _| items::record_use(conn, &namespace, &key, at));
             (item.used_at, item.uses) = (at, item.uses + 1);
         }
         Ok(item)
     }
 
     async fn items(&self, namespace: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
-        self.writer.settle().await?;
+        self.writer.flush_unsynced().await?;
         let namespace = namespace.clone();
         let after = after.map(str::to_owned);
         self.read_short(move |conn, file| items::items(conn, file, &namespace, after.as_deref(), limit)).await
@@ -219,7 +219,7 @@ impl Store for SqliteStore {
     async fn remove(&self, namespace: &Namespace, key: &str) -> Result<bool> {
         let namespace = namespace.clone();
         let key = key.to_owned();
-        self.writer.free(move |conn, _| items::remove(conn, &namespace, &key)).await
+        self.writer.write_freeing_space(move |conn, _| items::remove(conn, &namespace, &key)).await
     }
 
     async fn search(&self, namespace: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
@@ -229,18 +229,18 @@ impl Store for SqliteStore {
     }
 
     async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {
-        self.writer.free(move |conn, _| items::expire(conn, now, limit)).await
+        self.writer.write_freeing_space(move |conn, _| items::expire(conn, now, limit)).await
     }
 
-    async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
+    async fn delete_owner(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
         let tenant = tenant.clone();
         let owner = owner.clone();
-        self.writer.free(move |conn, _| items::clear(conn, &tenant, &owner)).await?;
-        self.writer.alone(|conn, file| file.scrub(conn)).await
+        self.writer.write_freeing_space(move |conn, _| items::delete_owner_items(conn, &tenant, &owner)).await?;
+        self.writer.run_exclusive(|conn, file| file.scrub(conn)).await
     }
 
-    async fn wipe(&self, _: &Tenant, _: &Owner) -> Result<()> {
-        self.writer.alone(|conn, file| file.wipe(conn)).await
+    async fn scrub(&self, _: &Tenant, _: &Owner) -> Result<()> {
+        self.writer.run_exclusive(|conn, file| file.truncate_wal(conn)).await
     }
 
     async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>> {
@@ -252,14 +252,14 @@ impl Store for SqliteStore {
     async fn check(&self, remove: &[Orphan]) -> Result<Vec<Finding>> {
         if !remove.is_empty() {
             let orphans = remove.to_vec();
-            self.writer.free(move |conn, _| check::remove(conn, &orphans)).await?;
+            self.writer.write_freeing_space(move |conn, _| check::remove(conn, &orphans)).await?;
         }
         let permit = self.readers.permit().await?;
         self.on_reader(move |pool| {
             let _permit = permit;
             // The full-text index caches what it has read on a connection, and would report changes
             // of other connections as corruption.
-            pool.afresh(check::check)
+            pool.with_new_connection(check::check)
         })
         .await
     }

@@ -63,7 +63,7 @@ pub struct Blob {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlobRef {
     /// Byte offset in the text without any media.
-    pub at: usize,
+    pub offset: usize,
     /// The id of the blob.
     pub id: BlobId,
     /// The size of the blob in bytes. 0 in references written by older versions.

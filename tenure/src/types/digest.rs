@@ -52,7 +52,7 @@ pub struct LogDigest {
     /// the newest turns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exchange: Option<VisibleHash>,
-    /// The ids of the tool calls of the last turn, newest last: at most [`MAX_MARK_CALLS`].
+    /// The ids of the tool calls of the last turn, newest last: at most [`MAX_DIGEST_CALLS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls: Vec<String>,
 }
@@ -77,7 +77,7 @@ impl VisibleHash {
 }
 
 /// Maximum number of tool calls of the last turn by which a session can be looked up.
-pub const MAX_MARK_CALLS: usize = 32;
+pub const MAX_DIGEST_CALLS: usize = 32;
 
 impl From<VisibleHash> for String {
     fn from(h: VisibleHash) -> String {

@@ -141,7 +141,7 @@ pub struct SessionCreated {
     pub parent: Option<Parent>,
     /// The original creation time, if this is an ended session that was moved to another id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub began_at: Option<Timestamp>,
+    pub original_created_at: Option<Timestamp>,
     /// For a fork: the end of the parent's hash chain of decisions at the position of the fork.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decisions: Option<DecisionChain>,
@@ -169,7 +169,7 @@ pub struct Parent {
     /// The last record of the parent's log that the fork includes.
     pub seq: Seq,
     /// The log digest at that position (D-005).
-    pub mark: LogDigest,
+    pub digest: LogDigest,
 }
 
 /// A message entry: a message and how it came into the log.
@@ -178,7 +178,7 @@ pub struct MessageEntry {
     /// The run that produced the message. `None` means that no run did.
     pub run: Option<RunId>,
     /// Whether this system message replaces the initial instructions, from this position on.
-    pub lead: bool,
+    pub replaces_instructions: bool,
     /// Whether this is an incomplete answer, because its run was cancelled or failed (D-048).
     pub partial: bool,
     /// The record of the assistant message that this user message followed in its request. `None` means that
@@ -190,13 +190,13 @@ pub struct MessageEntry {
 
 impl From<Message> for MessageEntry {
     fn from(message: Message) -> Self {
-        Self { run: None, lead: false, partial: false, replies_to: None, message }
+        Self { run: None, replaces_instructions: false, partial: false, replies_to: None, message }
     }
 }
 
 impl MessageEntry {
     /// Creates an entry for a message that a run produced.
-    pub fn by(run: &RunId, message: Message) -> Self {
+    pub fn by_run(run: &RunId, message: Message) -> Self {
         Self { run: Some(run.clone()), ..Self::from(message) }
     }
 }
@@ -227,7 +227,7 @@ pub struct RewindEntry {
     /// The last record that remains in effect.
     pub to: Seq,
     /// The log digest at that record.
-    pub mark: LogDigest,
+    pub digest: LogDigest,
 }
 
 /// An update of one optional field, with the semantics of a JSON merge patch.
@@ -456,7 +456,7 @@ impl Entry {
         if let Some(run) = &entry.run {
             text.push_str(&format!(r#""run":"{run}","#));
         }
-        if entry.lead {
+        if entry.replaces_instructions {
             text.push_str(r#""lead":true,"#);
         }
         if entry.partial {
@@ -465,8 +465,9 @@ impl Entry {
         if let Some(seq) = entry.replies_to {
             text.push_str(&format!(r#""replies_to":{seq},"#));
         }
-        if !entry.message.cuts().is_empty() {
-            let blob_refs = serde_json::to_string(entry.message.cuts()).expect("blob references serialize to JSON");
+        if !entry.message.blob_refs().is_empty() {
+            let blob_refs =
+                serde_json::to_string(entry.message.blob_refs()).expect("blob references serialize to JSON");
             text.push_str(&format!(r#""cuts":{blob_refs},"#));
         }
         text.push_str(r#""body":"#);
@@ -535,7 +536,7 @@ impl MessageEntryLine<'_> {
         let message = Message::trusted(to_shared(self.body.get()), self.blob_refs);
         MessageEntry {
             run: self.run,
-            lead: self.replaces_instructions,
+            replaces_instructions: self.replaces_instructions,
             partial: self.partial,
             replies_to: self.replies_to,
             message,

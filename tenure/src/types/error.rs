@@ -43,16 +43,16 @@ pub enum Error {
     /// The session belongs to another assistant, or to none.
     #[error(
         "session {session_id} belongs to {}, and a session keeps its assistant; leave out the assistant to go on with it, \
-         or use another session id for {asked:?}",
-        own.as_ref().map_or_else(|| "no assistant".to_owned(), |name| format!("assistant {name:?}"))
+         or use another session id for {requested:?}",
+        current.as_ref().map_or_else(|| "no assistant".to_owned(), |name| format!("assistant {name:?}"))
     )]
     OtherAssistant {
         /// The requested session.
         session_id: SessionId,
         /// The assistant that the request named.
-        asked: String,
+        requested: String,
         /// The assistant that the session belongs to. `None` means that it belongs to none.
-        own: Option<String>,
+        current: Option<String>,
     },
 
     /// The session was rewound, replaced or ended while the answer was generated, so that the message being
@@ -90,12 +90,12 @@ pub enum Error {
     },
 
     /// The session has no such checkpoint, position or turn.
-    #[error("{what} was not found in session {session_id}; list its checkpoints and messages")]
+    #[error("{point} was not found in session {session_id}; list its checkpoints and messages")]
     NoSuchPoint {
         /// The requested session.
         session_id: SessionId,
         /// A description of the requested point.
-        what: String,
+        point: String,
     },
 
     /// The session has no such run.
@@ -115,12 +115,12 @@ pub enum Error {
     },
 
     /// The review no longer needs a decision: it was decided, or its run has ended.
-    #[error("review {review} is already closed: {how}")]
+    #[error("review {review} is already closed: {reason}")]
     Decided {
         /// The requested review.
         review: ReviewId,
         /// A description of how it was decided, or why it is closed.
-        how: String,
+        reason: String,
     },
 
     /// Another reviewer has claimed the review.
@@ -143,13 +143,13 @@ pub enum Error {
 
     /// A storage quota is exhausted; nothing was changed.
     #[error(
-        "{whose} has stored {used} {what}, and the limit `{limit}` is {max}; delete and purge sessions, or raise the limit"
+        "{owner} has stored {used} {resource}, and the limit `{limit}` is {max}; delete and purge sessions, or raise the limit"
     )]
     QuotaExceeded {
         /// A description of whose sessions count towards the quota.
-        whose: &'static str,
+        owner: &'static str,
         /// A description of what is counted.
-        what: &'static str,
+        resource: &'static str,
         /// The name of the limit.
         limit: &'static str,
         /// The value of the limit.
@@ -159,10 +159,10 @@ pub enum Error {
     },
 
     /// A named limit was exceeded; nothing was changed.
-    #[error("{what} exceeds the limit `{limit}` of {max}; send less, or raise the limit")]
+    #[error("{subject} exceeds the limit `{limit}` of {max}; send less, or raise the limit")]
     TooLarge {
         /// A description of what was too large.
-        what: String,
+        subject: String,
         /// The name of the limit.
         limit: &'static str,
         /// The value of the limit.
@@ -170,45 +170,49 @@ pub enum Error {
     },
 
     /// Stored data is damaged. The message names its location.
-    #[error("damaged data at {place}: {why}")]
+    #[error("damaged data at {location}: {reason}")]
     Corrupt {
         /// The location: store, session, record, file and line, as far as they are known.
-        place: String,
+        location: String,
         /// A description of the damage.
-        why: String,
+        reason: String,
     },
 
     /// The store was written by a newer version of this software.
-    #[error("{place} has format version {found}, and this version supports up to {known}; use a newer version")]
+    #[error(
+        "{location} has format version {version}, and this version supports up to {supported}; use a newer version"
+    )]
     NewerFormat {
         /// The location of the store.
-        place: String,
+        location: String,
         /// The format version of the store.
-        found: u32,
+        version: u32,
         /// The newest format version that this version of the software supports.
-        known: u32,
+        supported: u32,
     },
 
     /// Another process holds the lock of the store.
-    #[error("{place} is locked by another process; stop that process, or use a store that supports several processes")]
+    #[error(
+        "{location} is locked by another process; stop that process, or use a store that supports several processes"
+    )]
     Locked {
         /// The location of the store.
-        place: String,
+        location: String,
     },
 
     /// The disk is full. Everything acknowledged is durable; this operation was not performed.
-    #[error("no space left at {place}; free disk space and retry")]
+    #[error("no space left at {location}; free disk space and retry")]
     Full {
         /// The location of the store.
-        place: String,
+        location: String,
     },
 
     /// The store cannot be reached or did not respond. The outcome of the operation is unknown; an
     /// idempotency key makes a retry safe.
-    #[error("the store is not available: {why}")]
+    #[error("the store is not available: {reason}")]
     Unavailable {
         /// The error reported by the store or the operating system.
-        why: String,
+        reason: String,
     },
 }
 
@@ -254,12 +258,12 @@ impl Error {
 
     /// Creates an error for a store failure that only its operator can resolve.
     pub fn unavailable(reason: impl std::fmt::Display) -> Self {
-        Error::Unavailable { why: reason.to_string() }
+        Error::Unavailable { reason: reason.to_string() }
     }
 
     /// Creates an error for damaged data at a location.
     pub fn corrupt(location: impl std::fmt::Display, reason: impl std::fmt::Display) -> Self {
-        Error::Corrupt { place: location.to_string(), why: reason.to_string() }
+        Error::Corrupt { location: location.to_string(), reason: reason.to_string() }
     }
 
     /// Prepends `prefix` to the path of the invalid field, so that the error names the full path. Other

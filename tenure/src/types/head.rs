@@ -40,7 +40,7 @@ pub struct SessionInfo {
 pub struct PromptPrefix {
     /// The active instructions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lead: Option<InstructionSpan>,
+    pub instructions: Option<InstructionSpan>,
     /// The active summary: its record, and the last record that it covers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub summary: Option<(Seq, Seq)>,
@@ -97,7 +97,7 @@ pub struct OpenReview {
 pub struct LogEnd {
     /// The last record.
     pub seq: Seq,
-    /// The hash over the log ([`Head::log`]).
+    /// The hash over the log ([`Head::log_hash`]).
     pub hash: Option<LogHash>,
 }
 
@@ -133,16 +133,16 @@ pub struct Head {
     pub seq: Seq,
     /// The hash over the log. `None` for sessions that were created before format 3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub log: Option<LogHash>,
+    pub log_hash: Option<LogHash>,
     /// The log digest at the end of the log.
-    pub mark: LogDigest,
+    pub digest: LogDigest,
     /// Bytes of messages and media in the session's own log. `None` if an older version created the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_bytes: Option<u64>,
     /// The positions of the prompt prefix. `None` means that they are unknown: in a fork, after a rewind that
     /// discarded a part of the prefix, or if the instructions are not a contiguous range of records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub front: Option<PromptPrefix>,
+    pub prompt_prefix: Option<PromptPrefix>,
     /// The parent and the position of the fork. `None` means that the session is not a fork.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<Parent>,
@@ -166,7 +166,7 @@ pub struct Head {
 impl Head {
     /// Returns the owner as a principal without a quota, for background work on their behalf.
     pub(crate) fn owner(&self) -> Principal {
-        Principal { tenant: self.tenant.clone(), user: self.user.clone(), reach: AccessScope::Own, quota: None }
+        Principal { tenant: self.tenant.clone(), user: self.user.clone(), scope: AccessScope::Own, quota: None }
     }
 
     /// Serializes the head to the JSON text that stores persist.
@@ -181,7 +181,7 @@ impl Head {
 
     /// Returns the end of the log, on which the next commit is conditional.
     pub fn end(&self) -> LogEnd {
-        LogEnd { seq: self.seq, hash: self.log }
+        LogEnd { seq: self.seq, hash: self.log_hash }
     }
 
     /// Returns the labels that stores index for filters: tags, metadata fields with a scalar value, open

@@ -231,7 +231,7 @@ pub struct Principal {
     /// The acting user, who becomes the owner of new sessions. A fork belongs to the owner of its source.
     pub user: User,
     /// Whether the principal has access to other users' sessions too.
-    pub reach: AccessScope,
+    pub scope: AccessScope,
     /// The storage quota. `None` means unlimited.
     pub quota: Option<Quota>,
 }
@@ -239,13 +239,13 @@ pub struct Principal {
 impl Principal {
     /// Creates a principal with access to its own sessions only.
     pub fn new(tenant: &str, user: &str) -> Result<Self, InvalidName> {
-        Ok(Self { tenant: Tenant::new(tenant)?, user: User::new(user)?, reach: AccessScope::Own, quota: None })
+        Ok(Self { tenant: Tenant::new(tenant)?, user: User::new(user)?, scope: AccessScope::Own, quota: None })
     }
 
     /// Creates an administrator of a tenant, who has access to every session in it and acts as the user
     /// `default`.
     pub fn tenant_wide(tenant: &str) -> Result<Self, InvalidName> {
-        Ok(Self { tenant: Tenant::new(tenant)?, user: User::default(), reach: AccessScope::Tenant, quota: None })
+        Ok(Self { tenant: Tenant::new(tenant)?, user: User::default(), scope: AccessScope::Tenant, quota: None })
     }
 
     /// Returns the key of a session in this principal's tenant.

@@ -19,7 +19,7 @@ impl Message {
     /// bytes.
     pub fn detach(&self) -> (Message, Vec<Blob>) {
         let raw = self.as_str();
-        if raw.len() < MIN_BLOB_TEXT || !self.cuts().is_empty() {
+        if raw.len() < MIN_BLOB_TEXT || !self.blob_refs().is_empty() {
             return (self.clone(), Vec::new());
         }
         let mut text = String::new();
@@ -37,7 +37,7 @@ impl Message {
             text.push_str(&raw[copied..start]);
             copied = start + base64.len();
             let blob = Blob { id: BlobId::of(&bytes), bytes: bytes.into() };
-            blob_refs.push(BlobRef { at: text.len(), id: blob.id, len: blob.bytes.len() as u64 });
+            blob_refs.push(BlobRef { offset: text.len(), id: blob.id, len: blob.bytes.len() as u64 });
             blobs.push(blob);
         }
         if blob_refs.is_empty() {
@@ -50,21 +50,21 @@ impl Message {
     /// Inserts the media again at their positions. `blob` returns the bytes of an id; a missing blob is an
     /// error.
     pub fn attach(&self, mut blob: impl FnMut(&BlobId) -> Option<Arc<[u8]>>) -> Result<Message> {
-        if self.cuts().is_empty() {
+        if self.blob_refs().is_empty() {
             return Ok(self.clone());
         }
         let mut text = String::new();
         let mut copied = 0;
-        for blob_ref in self.cuts() {
+        for blob_ref in self.blob_refs() {
             let bytes =
                 blob(&blob_ref.id).ok_or_else(|| Error::corrupt(format!("blob {}", blob_ref.id), "it is missing"))?;
-            let before = self.as_str().get(copied..blob_ref.at);
+            let before = self.as_str().get(copied..blob_ref.offset);
             text.push_str(
                 before
                     .ok_or_else(|| Error::corrupt("message", "the offset of a blob reference is outside the text"))?,
             );
             STANDARD.encode_string(&bytes, &mut text);
-            copied = blob_ref.at;
+            copied = blob_ref.offset;
         }
         text.push_str(&self.as_str()[copied..]);
         Ok(Message::trusted(text, Vec::new()))

@@ -47,7 +47,7 @@ impl Role {
     }
 
     /// Returns true for instructions (`system` or `developer`).
-    pub fn instructs(self) -> bool {
+    pub fn is_instruction(self) -> bool {
         matches!(self, Role::System | Role::Developer)
     }
 }
@@ -67,7 +67,7 @@ pub struct ToolCall {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Message {
     raw: SharedStr,
-    cuts: Option<Arc<[BlobRef]>>,
+    blob_refs: Option<Arc<[BlobRef]>>,
     role: CachedRole,
 }
 
@@ -162,7 +162,7 @@ impl Message {
             ));
         }
         let raw = if raw.contains(['\n', '\r']) { raw.replace(['\n', '\r'], " ").into() } else { raw.into() };
-        Ok(Self { raw, cuts: None, role: CachedRole::default() })
+        Ok(Self { raw, blob_refs: None, role: CachedRole::default() })
     }
 
     /// Creates a message from a JSON value.
@@ -174,7 +174,7 @@ impl Message {
     /// verified.
     pub(crate) fn trusted(raw: impl Into<SharedStr>, blob_refs: Vec<BlobRef>) -> Self {
         let blob_refs = (!blob_refs.is_empty()).then(|| blob_refs.into());
-        Self { raw: raw.into(), cuts: blob_refs, role: CachedRole::default() }
+        Self { raw: raw.into(), blob_refs, role: CachedRole::default() }
     }
 
     fn plain(role: &str, content: &str) -> Self {
@@ -204,7 +204,7 @@ impl Message {
         Self::trusted(format!(r#"{{"role":"tool","tool_call_id":{call_id},"content":{content}}}"#), Vec::new())
     }
 
-    /// Returns the JSON text. The base64 of detached media ([`Message::cuts`]) is missing in it.
+    /// Returns the JSON text. The base64 of detached media ([`Message::blob_refs`]) is missing in it.
     pub fn as_str(&self) -> &str {
         &self.raw
     }
@@ -216,12 +216,12 @@ impl Message {
 
     /// Returns the number of bytes that the message occupies in a store: its text and its media.
     pub(crate) fn stored_len(&self) -> u64 {
-        self.text_len() as u64 + self.cuts().iter().map(|blob_ref| blob_ref.len).sum::<u64>()
+        self.text_len() as u64 + self.blob_refs().iter().map(|blob_ref| blob_ref.len).sum::<u64>()
     }
 
     /// Returns the references to media that were detached from the text and are stored as blobs.
-    pub fn cuts(&self) -> &[BlobRef] {
-        self.cuts.as_deref().unwrap_or_default()
+    pub fn blob_refs(&self) -> &[BlobRef] {
+        self.blob_refs.as_deref().unwrap_or_default()
     }
 
     /// Parses the message into a JSON value, for access to fields without an accessor.
@@ -277,11 +277,11 @@ impl Message {
 
     /// Returns the id of the call that a tool message is the result of.
     pub fn tool_call_id(&self) -> Option<String> {
-        self.answers().map(Cow::into_owned)
+        self.tool_call_id_ref().map(Cow::into_owned)
     }
 
     /// Returns the id of the call that a tool message is the result of, borrowed if possible.
-    pub(crate) fn answers(&self) -> Option<Cow<'_, str>> {
+    pub(crate) fn tool_call_id_ref(&self) -> Option<Cow<'_, str>> {
         // Fast path: the format written by this library. Anything else is parsed.
         if let Some(rest) = self.raw.strip_prefix(r#"{"role":"tool","tool_call_id":""#)
             && let Some(id) = rest.split('"').next()
@@ -296,7 +296,7 @@ impl Message {
     }
 
     /// Returns this tool result with another call id. Every other byte is unchanged.
-    pub(crate) fn answering(&self, call_id: &str) -> Message {
+    pub(crate) fn with_tool_call_id(&self, call_id: &str) -> Message {
         #[derive(Deserialize)]
         struct Line<'a> {
             #[serde(borrow)]
@@ -308,18 +308,18 @@ impl Message {
         let start = old.as_ptr() as usize - self.raw.as_ptr() as usize;
         let raw = [&self.raw[..start], &new, &self.raw[start + old.len()..]].concat();
         let moved = |blob_ref: &BlobRef| {
-            if blob_ref.at > start {
-                BlobRef { at: blob_ref.at + new.len() - old.len(), ..blob_ref.clone() }
+            if blob_ref.offset > start {
+                BlobRef { offset: blob_ref.offset + new.len() - old.len(), ..blob_ref.clone() }
             } else {
                 blob_ref.clone()
             }
         };
-        Self::trusted(raw, self.cuts().iter().map(moved).collect())
+        Self::trusted(raw, self.blob_refs().iter().map(moved).collect())
     }
 
     /// Returns true if the message is part of a tool round: an assistant message with calls, or a tool
     /// result.
-    pub fn is_tool_turn(&self) -> bool {
+    pub fn is_tool_round(&self) -> bool {
         match self.role() {
             Role::Tool => true,
             Role::Assistant => !self.call_ids().is_empty(),

@@ -9,7 +9,8 @@ pub enum ModelChunk {
     /// One chunk of a stream (`chat.completion.chunk`).
     Chunk(String),
     /// The complete response (`chat.completion`).
-    Whole(String),
+    #[serde(rename = "whole")]
+    Complete(String),
 }
 
 /// The reason why a model request failed.
@@ -28,16 +29,16 @@ pub enum ModelError {
         retry_after: Option<String>,
     },
     /// The model server cannot be reached.
-    #[error("the model server cannot be reached: {why}")]
+    #[error("the model server cannot be reached: {reason}")]
     Unreachable {
         /// The error reported by the operating system or the HTTP client.
-        why: String,
+        reason: String,
     },
     /// The model server did not respond in time.
-    #[error("the model server timed out: {why}")]
+    #[error("the model server timed out: {reason}")]
     TimedOut {
         /// A description of the timeout that expired.
-        why: String,
+        reason: String,
     },
     /// The response exceeds a size limit. The part received until then is stored.
     #[error("the model's answer exceeds the limit `max_message_bytes` of {limit}; it was truncated there")]
@@ -46,10 +47,10 @@ pub enum ModelError {
         limit: usize,
     },
     /// The response was truncated or is malformed.
-    #[error("the model's answer is malformed or incomplete: {why}")]
+    #[error("the model's answer is malformed or incomplete: {reason}")]
     Broken {
         /// A description of what is wrong.
-        why: String,
+        reason: String,
     },
 }
 

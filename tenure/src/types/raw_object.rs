@@ -17,7 +17,7 @@ impl RawObject {
     }
 
     /// Removes a field and returns its value.
-    pub fn take(&mut self, name: &str) -> Option<Box<RawValue>> {
+    pub fn remove(&mut self, name: &str) -> Option<Box<RawValue>> {
         let mut removed = None;
         self.0.retain_mut(|(n, v)| {
             let is_match = n == name;

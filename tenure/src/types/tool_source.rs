@@ -182,14 +182,14 @@ impl fmt::Debug for Secret {
 
 impl McpSource {
     /// Returns the maximum duration of a call.
-    pub fn limit(&self) -> Duration {
+    pub fn effective_timeout(&self) -> Duration {
         effective_timeout(self.timeout)
     }
 }
 
 impl HttpSource {
     /// Returns the maximum duration of a call.
-    pub fn limit(&self) -> Duration {
+    pub fn effective_timeout(&self) -> Duration {
         effective_timeout(self.timeout)
     }
 }

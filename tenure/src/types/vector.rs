@@ -16,7 +16,7 @@ pub(crate) struct Vector {
 impl Vector {
     /// Quantizes a vector computed by the named model.
     pub fn new(model: &str, numbers: &[f32]) -> Self {
-        let bytes: Vec<u8> = small(numbers).into_iter().map(|n| n as u8).collect();
+        let bytes: Vec<u8> = quantize(numbers).into_iter().map(|n| n as u8).collect();
         Self { model: model.to_owned(), bytes: STANDARD_NO_PAD.encode(bytes) }
     }
 
@@ -29,7 +29,7 @@ impl Vector {
 
 /// Quantizes a vector to one signed byte per dimension, scaled by its largest component. Only the direction
 /// is preserved, because similarity depends on nothing else.
-pub(crate) fn small(numbers: &[f32]) -> Vec<i8> {
+pub(crate) fn quantize(numbers: &[f32]) -> Vec<i8> {
     let largest = numbers.iter().fold(f32::MIN_POSITIVE, |largest, n| largest.max(n.abs()));
     numbers.iter().map(|n| (n / largest * 127.0).round() as i8).collect()
 }

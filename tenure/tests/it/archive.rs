@@ -25,7 +25,7 @@ async fn ask(tenure: &Tenure, ask: TurnRequest) -> Result<TurnOutcome, TurnError
 
 /// The sessions with this status, in order of their ids.
 async fn listed(tenure: &Tenure, status: Status) -> Vec<Head> {
-    let mut query = SessionQuery::new(OwnerFilter::Everyone, 50);
+    let mut query = SessionQuery::new(OwnerFilter::AllTenants, 50);
     query.status = vec![status];
     let mut heads = tenure.list(&ada(), query).await.unwrap().heads;
     heads.sort_by(|a, b| a.info.session_id.cmp(&b.info.session_id));
@@ -35,16 +35,16 @@ async fn listed(tenure: &Tenure, status: Status) -> Vec<Head> {
 on_every_store! {
     /// `fresh` ends an expired session with its hooks, once. The session can be read and restored
     /// under another id until its retention ends (D-018).
-    async fn fresh_keeps_the_old_session(home: &mut Home) {
+    async fn fresh_archives_the_old_session(home: &mut Home) {
         declare(&home.tenure);
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let (log, moves) = (told.clone(), told.clone());
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let (expire_calls, archive_calls) = (calls.clone(), calls.clone());
         home.tenure.on_expire(move |session, _| {
-            log.lock().unwrap().push(format!("end {} {}", session.info.session_id, session.messages.len()));
+            expire_calls.lock().unwrap().push(format!("end {} {}", session.info.session_id, session.messages.len()));
             async { Ok(()) }
         });
         home.tenure.on_archive(move |old, new| {
-            moves.lock().unwrap().push(format!("move {} {}", old.info.session_id, new.info.session_id));
+            archive_calls.lock().unwrap().push(format!("move {} {}", old.info.session_id, new.info.session_id));
             async { Ok(()) }
         });
         let t = &home.tenure;
@@ -62,7 +62,7 @@ on_every_store! {
         assert_eq!(talk(&x(t).await), ["user: New", "assistant: Fine."]);
         let ended = home.now().strftime("%Y%m%dT%H%M%S%.6fZ").to_string();
         let archive = id(&format!("x:{ended}"));
-        assert_eq!(*told.lock().unwrap(), ["end x 2".to_owned(), format!("move x {archive}")]);
+        assert_eq!(*calls.lock().unwrap(), ["end x 2".to_owned(), format!("move x {archive}")]);
         let heads = listed(t, Status::Expired).await;
         assert_eq!(heads.len(), 1, "{heads:?}");
         let head = &heads[0];
@@ -70,7 +70,7 @@ on_every_store! {
         assert_eq!((head.info.created_at, head.info.title.as_deref()), (before.info.created_at, Some("Old")));
         assert_eq!(head.parent, None, "it has the records itself");
         assert!(t.sweep().await.unwrap().expired.iter().all(|k| k.session.as_str() != archive.as_str()));
-        assert_eq!(told.lock().unwrap().iter().filter(|t| t.starts_with("end x ")).count(), 1, "the sweep does not tell again");
+        assert_eq!(calls.lock().unwrap().iter().filter(|t| t.starts_with("end x ")).count(), 1, "the sweep does not tell again");
         home.reopen().await;
         declare(&home.tenure);
         let t = &home.tenure;
@@ -159,32 +159,32 @@ on_every_store! {
                 ask(&home.tenure, TurnRequest { session: Some(id(&format!("s{step}{when:?}"))), ..fresh(&question) }).await.unwrap();
                 home.pass(DAY * 8);
                 let store = Fragile::new(home.tenure.store(), Some((step, when)));
-                let mortal = Tenure::on(store.clone(), Options { clock: home.clock.clone(), ..Options::default() });
-                declare(&mortal);
+                let crashing_node = Tenure::with_store(store.clone(), Options { clock: home.clock.clone(), ..Options::default() });
+                declare(&crashing_node);
                 let name = id(&format!("s{step}{when:?}"));
                 let again = || TurnRequest { session: Some(name.clone()), ..fresh("New") };
-                assert!(ask(&mortal, again()).await.is_err());
+                assert!(ask(&crashing_node, again()).await.is_err());
                 assert!(store.is_dead(), "step {step}");
-                let here = home.beside();
-                declare(&here);
+                let surviving_node = home.beside();
+                declare(&surviving_node);
                 home.pass(SignedDuration::from_hours(1));
-                ask(&here, again()).await.unwrap();
-                let said = talk(&here.load(&ada(), &name).await.unwrap());
-                assert_eq!(said.last().unwrap(), "assistant: Fine.", "{step} {when:?}");
-                assert!(!said[0].contains("Old"), "{step} {when:?}: {said:?}");
-                let mut holding = 0;
-                for head in listed(&here, Status::Expired).await {
-                    let old = here.load_any(&ada(), &head.info.session_id).await.unwrap();
-                    holding += usize::from(talk(&old) == [format!("user: {question}"), "assistant: Fine.".to_owned()]);
+                ask(&surviving_node, again()).await.unwrap();
+                let messages = talk(&surviving_node.load(&ada(), &name).await.unwrap());
+                assert_eq!(messages.last().unwrap(), "assistant: Fine.", "{step} {when:?}");
+                assert!(!messages[0].contains("Old"), "{step} {when:?}: {messages:?}");
+                let mut copies = 0;
+                for head in listed(&surviving_node, Status::Expired).await {
+                    let old = surviving_node.load_any(&ada(), &head.info.session_id).await.unwrap();
+                    copies += usize::from(talk(&old) == [format!("user: {question}"), "assistant: Fine.".to_owned()]);
                 }
-                assert_eq!(holding, 1, "{step} {when:?}");
+                assert_eq!(copies, 1, "{step} {when:?}");
             }
         }
     }
 
     /// Two nodes that request a new session, concurrently with a client that restores and continues
     /// the old one: no acknowledged write is lost.
-    async fn fresh_meets_fresh_and_restore(home: &mut Home) {
+    async fn concurrent_fresh_and_restore_lose_nothing(home: &mut Home) {
         declare(&home.tenure);
         let mut acknowledged = Vec::new();
         for round in 0..8 {
@@ -199,41 +199,41 @@ on_every_store! {
                 nodes[2].append(&ada(), &id("x"), vec![Message::user(&texts[2])]).await
             };
             let (a, b, c) = tokio::join!(ask(&nodes[0], fresh(&texts[0])), ask(&nodes[1], fresh(&texts[1])), restoring);
-            for (done, text) in [(a.is_ok(), &texts[0]), (b.is_ok(), &texts[1]), (c.is_ok(), &texts[2])] {
-                acknowledged.extend(done.then(|| text.clone()));
+            for (is_acknowledged, text) in [(a.is_ok(), &texts[0]), (b.is_ok(), &texts[1]), (c.is_ok(), &texts[2])] {
+                acknowledged.extend(is_acknowledged.then(|| text.clone()));
             }
             assert!(a.is_ok() && b.is_ok(), "{a:?} {b:?}");
         }
-        let mut found = Vec::new();
-        for head in home.tenure.store().heads(&SessionQuery::new(OwnerFilter::Everyone, 100)).await.unwrap() {
+        let mut stored = Vec::new();
+        for head in home.tenure.store().heads(&SessionQuery::new(OwnerFilter::AllTenants, 100)).await.unwrap() {
             let session = home.tenure.load_any(&ada(), &head.info.session_id).await.unwrap();
-            found.extend(session.messages.iter().map(|m| m.message.text()));
+            stored.extend(session.messages.iter().map(|m| m.message.text()));
         }
-        let lost: Vec<_> = acknowledged.iter().filter(|text| !found.contains(text)).collect();
+        let lost: Vec<_> = acknowledged.iter().filter(|text| !stored.contains(text)).collect();
         assert!(lost.is_empty(), "{lost:?}");
     }
 
     /// No request except a purge changes a deleted session or reuses its id (D-019).
-    async fn a_deleted_session_stays(home: &mut Home) {
+    async fn a_deleted_session_is_not_replaced(home: &mut Home) {
         declare(&home.tenure);
         let t = &home.tenure;
         ask(t, fresh("Old")).await.unwrap();
         let before = texts(&x(t).await);
         t.delete(&ada(), &id("x")).await.unwrap();
-        let is_gone = |e: Error| assert!(e.code() == "gone" && e.to_string().contains("deleted"), "{e}");
+        let assert_gone = |e: Error| assert!(e.code() == "gone" && e.to_string().contains("deleted"), "{e}");
         for on_expired in [OnExpired::Restore, OnExpired::Fresh, OnExpired::Reject] {
             let again = TurnRequest { on_expired, ..question("Again") };
-            is_gone(t.turn(&ada(), again.clone()).await.unwrap_err());
-            is_gone(t.preview(&ada(), &again).await.unwrap_err());
+            assert_gone(t.begin_turn(&ada(), again.clone()).await.unwrap_err());
+            assert_gone(t.preview(&ada(), &again).await.unwrap_err());
             home.pass(DAY * 8);
         }
         let export = Export { messages: vec![Message::user("instead")], ..Export::default() };
-        is_gone(t.import(&ada(), &id("x"), export.clone()).await.unwrap_err());
-        is_gone(t.append(&ada(), &id("x"), turn(1)).await.unwrap_err());
-        is_gone(t.rewind(&ada(), &id("x"), Point::Position(0)).await.unwrap_err());
-        is_gone(t.fork(&ada(), &id("x"), Point::End, None).await.unwrap_err());
-        is_gone(t.go_on(&ada(), &id("x"), OnBusy::Queue, lasting()).await.unwrap_err());
-        is_gone(t.update(&ada(), &id("x"), SessionPatch::default()).await.unwrap_err());
+        assert_gone(t.import(&ada(), &id("x"), export.clone()).await.unwrap_err());
+        assert_gone(t.append(&ada(), &id("x"), turn(1)).await.unwrap_err());
+        assert_gone(t.rewind(&ada(), &id("x"), Point::Position(0)).await.unwrap_err());
+        assert_gone(t.fork(&ada(), &id("x"), Point::End, None).await.unwrap_err());
+        assert_gone(t.start_run(&ada(), &id("x"), OnBusy::Queue, lasting()).await.unwrap_err());
+        assert_gone(t.update(&ada(), &id("x"), SessionPatch::default()).await.unwrap_err());
         assert_eq!(t.import_new(&ada(), &id("x"), &export).await.unwrap_err().code(), "exists");
         assert_eq!(t.create(&ada(), named("x")).await.unwrap_err().code(), "exists");
         t.restore(&ada(), &id("x")).await.unwrap();
@@ -249,8 +249,8 @@ async fn a_preview_of_an_expired_session() {
     ask(&home.tenure, fresh("Old")).await.unwrap();
     home.pass(DAY * 8);
     for (on_expired, shown) in [(OnExpired::Restore, Some(3)), (OnExpired::Fresh, Some(1)), (OnExpired::Reject, None)] {
-        let seen = home.tenure.preview(&ada(), &TurnRequest { on_expired, ..question("Again") }).await;
-        assert_eq!(seen.as_ref().map(Vec::len).ok(), shown, "{on_expired:?}: {seen:?}");
+        let preview = home.tenure.preview(&ada(), &TurnRequest { on_expired, ..question("Again") }).await;
+        assert_eq!(preview.as_ref().map(Vec::len).ok(), shown, "{on_expired:?}: {preview:?}");
     }
     assert_eq!(home.tenure.head(&ada(), &id("x")).await.unwrap().status, Status::Active, "nothing was changed");
 }

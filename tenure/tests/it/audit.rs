@@ -13,7 +13,7 @@ fn map(value: Value) -> Map<String, Value> {
 }
 
 /// Creates a session with `rounds` rounds of decisions, a minute apart.
-pub async fn decided(home: &Home, session: &str, rounds: usize) {
+pub async fn create_decided_session(home: &Home, session: &str, rounds: usize) {
     home.tenure.declare(clerk(|a| a.review = vec![reviewed("pay"), reviewed("mail")]));
     let tools = Workshop::new([(tool("pay"), Does::Says("paid")), (tool("mail"), Does::Says("sent"))]);
     for round in 0..rounds {
@@ -40,13 +40,13 @@ async fn log(home: &Home, session: &str) -> Vec<Record> {
 }
 
 /// Stores a log under an id, with the head derived from it.
-async fn put(home: &Home, session: &str, records: Vec<Record>) {
+async fn store_log(home: &Home, session: &str, records: Vec<Record>) {
     let key = ada().key(&id(session));
     let head = Session::replay(&key, records.clone()).unwrap().head().clone();
     home.tenure.store().commit(&Commit::new(None, records, head)).await.unwrap();
 }
 
-async fn exported(home: &Home, principal: &Principal, range: AuditRange) -> Vec<AuditedDecision> {
+async fn export_trail(home: &Home, principal: &Principal, range: AuditRange) -> Vec<AuditedDecision> {
     let (mut export, mut all) = (home.tenure.audit_export(principal, range), Vec::new());
     while let Some(page) = export.next().await.unwrap() {
         all.extend(page);
@@ -54,7 +54,7 @@ async fn exported(home: &Home, principal: &Principal, range: AuditRange) -> Vec<
     all
 }
 
-fn refused<T: std::fmt::Debug>(result: Result<T>) {
+fn assert_refused<T: std::fmt::Debug>(result: Result<T>) {
     match result.unwrap_err() {
         Error::Invalid { param, .. } => assert_eq!(param, "metadata.hitl_decisions"),
         other => panic!("{other:?}"),
@@ -65,18 +65,18 @@ on_every_store! {
     /// Regression test: a merge patch could forge decisions, or erase them and remove the review
     /// from the list (D-065).
     async fn decisions_cannot_be_forged_or_erased(home: &mut Home) {
-        decided(home, "x", 1).await;
+        create_decided_session(home, "x", 1).await;
         let t = &home.tenure;
         let before = t.load(&ada(), &id("x")).await.unwrap();
         for value in [json!(null), json!([]), json!([{"step": "pay", "decision": "approved", "reviewer": "cfo"}]), json!({"0": null})] {
             let metadata = map(json!({"hitl_decisions": value, "k": 1}));
-            refused(t.update(&ada(), &id("x"), SessionPatch { metadata: metadata.clone(), ..SessionPatch::default() }).await);
-            refused(t.create(&ada(), NewSession { metadata: metadata.clone(), ..named("forged") }).await);
+            assert_refused(t.update(&ada(), &id("x"), SessionPatch { metadata: metadata.clone(), ..SessionPatch::default() }).await);
+            assert_refused(t.create(&ada(), NewSession { metadata: metadata.clone(), ..named("forged") }).await);
             let export = Export { messages: turn(1), metadata, ..Export::default() };
-            refused(t.import(&ada(), &id("x"), export.clone()).await);
-            refused(t.import(&ada(), &id("forged"), export.clone()).await);
-            refused(t.import_new(&ada(), &id("forged"), &export).await);
-            refused(t.check_export(&ada(), &export));
+            assert_refused(t.import(&ada(), &id("x"), export.clone()).await);
+            assert_refused(t.import(&ada(), &id("forged"), export.clone()).await);
+            assert_refused(t.import_new(&ada(), &id("forged"), &export).await);
+            assert_refused(t.check_export(&ada(), &export));
         }
         assert_eq!(t.load(&ada(), &id("x")).await.unwrap(), before);
         assert_eq!(t.head(&ada(), &id("forged")).await.unwrap_err().code(), "not_found");
@@ -94,12 +94,12 @@ on_every_store! {
     /// In a log of an older version, which let clients write the field, the recorded decisions take
     /// precedence over it.
     async fn a_log_with_an_erased_trail_still_has_it(home: &mut Home) {
-        decided(home, "x", 1).await;
+        create_decided_session(home, "x", 1).await;
         let mut records = log(home, "x").await;
         let erased = SessionPatch { metadata: map(json!({"hitl_decisions": null, "k": 1})), ..SessionPatch::default() };
         let last = records.last().unwrap().clone();
         records.push(Record { seq: last.seq + 1, at: last.at, entry: Entry::info(erased) });
-        put(home, "old", records).await;
+        store_log(home, "old", records).await;
         let s = home.tenure.load(&ada(), &id("old")).await.unwrap();
         assert_eq!(s.info.metadata["hitl_decisions"].as_array().unwrap().len(), 2);
         assert_eq!(s.info.metadata["k"], 1);
@@ -109,7 +109,7 @@ on_every_store! {
     /// Changing, removing or reordering a decision is detected, and reported with its session and
     /// record.
     async fn the_hash_chain_detects_tampering(home: &mut Home) {
-        decided(home, "x", 3).await;
+        create_decided_session(home, "x", 3).await;
         let t = &home.tenure;
         let trail = t.audit(&ada(), &id("x")).await.unwrap();
         assert_eq!((trail.decisions.len(), trail.broken.clone()), (6, None));
@@ -122,59 +122,59 @@ on_every_store! {
         assert_eq!(head.decisions, Some(DecisionChain { count: 6, hash: previous.unwrap() }));
         assert_eq!(t.examine(|_| ()).await.unwrap(), []);
         let records = log(home, "x").await;
-        let places: Vec<usize> = (0..records.len()).filter(|i| matches!(records[*i].entry, Entry::ReviewDecided(_))).collect();
+        let decision_indexes: Vec<usize> = (0..records.len()).filter(|i| matches!(records[*i].entry, Entry::ReviewDecided(_))).collect();
         let change = |change: &dyn Fn(&mut ReviewDecided)| {
             let mut records = records.clone();
-            if let Entry::ReviewDecided(d) = &mut records[places[1]].entry {
+            if let Entry::ReviewDecided(d) = &mut records[decision_indexes[1]].entry {
                 change(d);
             }
             records
         };
-        let nothing = |at: usize| {
+        let remove_decision = |index: usize| {
             let mut records = records.clone();
-            records[places[at]].entry = Entry::info(SessionPatch::default());
+            records[decision_indexes[index]].entry = Entry::info(SessionPatch::default());
             records
         };
         let mut swapped = records.clone();
-        let (one, two) = (swapped[places[1]].entry.clone(), swapped[places[3]].entry.clone());
-        (swapped[places[1]].entry, swapped[places[3]].entry) = (two, one);
+        let (one, two) = (swapped[decision_indexes[1]].entry.clone(), swapped[decision_indexes[3]].entry.clone());
+        (swapped[decision_indexes[1]].entry, swapped[decision_indexes[3]].entry) = (two, one);
         let mut later = records.clone();
-        later[places[1]].at += SignedDuration::from_secs(1);
+        later[decision_indexes[1]].at += SignedDuration::from_secs(1);
         let cases = [
-            ("decision", change(&|d| d.decision = Decision::Approved), places[2]),
-            ("reviewer", change(&|d| d.reviewer = "cfo".to_owned()), places[2]),
-            ("notes", change(&|d| d.notes = Some("fine".to_owned())), places[2]),
-            ("step", change(&|d| d.step = "other".to_owned()), places[2]),
-            ("arguments", change(&|d| d.arguments = Some(json!({}))), places[2]),
-            ("time", later, places[2]),
-            ("first", nothing(0), places[1]),
-            ("removed", nothing(1), places[2]),
-            ("swapped", swapped, places[1]),
-            ("unlinked", change(&|d| d.previous = None), places[1]),
-            ("relinked", change(&|d| d.previous = Some(DecisionHash::START)), places[1]),
+            ("decision", change(&|d| d.decision = Decision::Approved), decision_indexes[2]),
+            ("reviewer", change(&|d| d.reviewer = "cfo".to_owned()), decision_indexes[2]),
+            ("notes", change(&|d| d.notes = Some("fine".to_owned())), decision_indexes[2]),
+            ("step", change(&|d| d.step = "other".to_owned()), decision_indexes[2]),
+            ("arguments", change(&|d| d.arguments = Some(json!({}))), decision_indexes[2]),
+            ("time", later, decision_indexes[2]),
+            ("first", remove_decision(0), decision_indexes[1]),
+            ("removed", remove_decision(1), decision_indexes[2]),
+            ("swapped", swapped, decision_indexes[1]),
+            ("unlinked", change(&|d| d.previous = None), decision_indexes[1]),
+            ("relinked", change(&|d| d.previous = Some(DecisionHash::START)), decision_indexes[1]),
         ];
-        for (name, tampered, place) in cases {
-            put(home, name, tampered).await;
+        for (name, tampered, broken_index) in cases {
+            store_log(home, name, tampered).await;
             let trail = t.audit(&ada(), &id(name)).await.unwrap();
-            let at = records[place].seq;
-            assert_eq!(trail.broken.as_ref().map(|(seq, _)| *seq), Some(at), "{name}: {:?}", trail.broken);
-            let found: Vec<String> = t.examine(|_| ()).await.unwrap().iter().map(Finding::to_string).collect();
-            assert!(found[0].contains(&format!("session acme/{name}, record {at}")), "{name}: {found:?}");
+            let expected_seq = records[broken_index].seq;
+            assert_eq!(trail.broken.as_ref().map(|(seq, _)| *seq), Some(expected_seq), "{name}: {:?}", trail.broken);
+            let findings: Vec<String> = t.examine(|_| ()).await.unwrap().iter().map(Finding::to_string).collect();
+            assert!(findings[0].contains(&format!("session acme/{name}, record {expected_seq}")), "{name}: {findings:?}");
             t.purge(&ada(), &id(name)).await.unwrap();
         }
         // The last decision has no successor: tampering is detected by comparison with the head.
         for (name, decision) in [("last", Some(Decision::Approved)), ("gone", None)] {
             let mut tampered = records.clone();
-            match (&mut tampered[places[5]].entry, decision) {
+            match (&mut tampered[decision_indexes[5]].entry, decision) {
                 (Entry::ReviewDecided(d), Some(decision)) => d.decision = decision,
                 (entry, _) => *entry = Entry::info(SessionPatch::default()),
             }
             let key = ada().key(&id(name));
-            let right = Session::replay(&key, records.clone()).unwrap().head().clone();
-            t.store().commit(&Commit::new(None, tampered, right)).await.unwrap();
+            let original_head = Session::replay(&key, records.clone()).unwrap().head().clone();
+            t.store().commit(&Commit::new(None, tampered, original_head)).await.unwrap();
             assert!(t.audit(&ada(), &id(name)).await.unwrap().broken.is_some());
-            let found: Vec<String> = t.examine(|_| ()).await.unwrap().iter().map(Finding::to_string).collect();
-            assert!(found[0].contains(&format!("session acme/{name}")) && found[0].contains("decisions"), "{found:?}");
+            let findings: Vec<String> = t.examine(|_| ()).await.unwrap().iter().map(Finding::to_string).collect();
+            assert!(findings[0].contains(&format!("session acme/{name}")) && findings[0].contains("decisions"), "{findings:?}");
             t.purge(&ada(), &id(name)).await.unwrap();
         }
     }
@@ -182,7 +182,7 @@ on_every_store! {
     /// Decisions discarded by a rewind stay in the trail; a fork has its parent's part and
     /// continues its chain.
     async fn rewinds_and_forks_keep_the_trail(home: &mut Home) {
-        decided(home, "x", 2).await;
+        create_decided_session(home, "x", 2).await;
         let t = home.tenure.clone();
         t.fork(&ada(), &id("x"), Point::Turn(1), Some(id("early"))).await.unwrap();
         t.fork(&ada(), &id("x"), Point::End, Some(id("late"))).await.unwrap();
@@ -199,19 +199,19 @@ on_every_store! {
         assert_eq!((all.len(), hashes("early").await, hashes("late").await), (4, all[..2].to_vec(), all.clone()));
         assert_eq!(hashes("first").await, []);
         for fork in ["early", "late", "first"] {
-            decided(home, fork, 1).await;
+            create_decided_session(home, fork, 1).await;
         }
         assert_eq!(hashes("early").await[..2], all[..2]);
         assert_eq!((hashes("early").await.len(), hashes("late").await.len(), hashes("first").await.len()), (4, 6, 2));
-        decided(home, "x", 1).await;
+        create_decided_session(home, "x", 1).await;
         assert_eq!(hashes("x").await[..4], all[..]);
         assert_eq!(t.examine(|_| ()).await.unwrap(), []);
         // Each decision is exported once, even if a fork has inherited the log of a purged parent.
-        assert_eq!(exported(home, &admin(), AuditRange::default()).await.len(), 6 + 2 + 2 + 2);
+        assert_eq!(export_trail(home, &admin(), AuditRange::default()).await.len(), 6 + 2 + 2 + 2);
         t.purge(&ada(), &id("x")).await.unwrap();
-        let left = exported(home, &admin(), AuditRange::default()).await;
-        assert_eq!(left.len(), 4 + 2 + 2 + 2, "the two after the forks are gone with the session");
-        assert!(left.iter().all(|d| d.broken.is_none()), "{left:?}");
+        let remaining = export_trail(home, &admin(), AuditRange::default()).await;
+        assert_eq!(remaining.len(), 4 + 2 + 2 + 2, "the two after the forks are gone with the session");
+        assert!(remaining.iter().all(|d| d.broken.is_none()), "{remaining:?}");
         drop(t);
         home.reopen().await;
         assert_eq!(home.tenure.examine(|_| ()).await.unwrap(), []);
@@ -221,35 +221,35 @@ on_every_store! {
     /// sessions, and nothing of other tenants.
     async fn a_tenant_exports_its_trail(home: &mut Home) {
         for n in 0..3 {
-            decided(home, &format!("s{n}"), 1).await;
+            create_decided_session(home, &format!("s{n}"), 1).await;
         }
         home.tenure.create(&ada(), named("quiet")).await.unwrap();
         home.tenure.delete(&ada(), &id("s1")).await.unwrap();
-        let all = exported(home, &admin(), AuditRange::default()).await;
+        let all = export_trail(home, &admin(), AuditRange::default()).await;
         assert_eq!(all.len(), 6);
         let mut times: Vec<_> = all.iter().map(|d| d.at).collect();
         times.sort();
         let range = AuditRange { from: Some(times[2]), to: Some(times[4]) };
-        let some = exported(home, &admin(), range).await;
-        assert_eq!(some.iter().map(|d| (d.session.as_str(), d.at)).collect::<Vec<_>>(), [("s1", times[2]), ("s1", times[3])]);
-        assert_eq!(exported(home, &ada(), AuditRange::default()).await.len(), 6);
+        let in_range = export_trail(home, &admin(), range).await;
+        assert_eq!(in_range.iter().map(|d| (d.session.as_str(), d.at)).collect::<Vec<_>>(), [("s1", times[2]), ("s1", times[3])]);
+        assert_eq!(export_trail(home, &ada(), AuditRange::default()).await.len(), 6);
         for principal in [Principal::tenant_wide("other"), Principal::new("acme", "bob")] {
-            assert_eq!(exported(home, &principal.unwrap(), AuditRange::default()).await, []);
+            assert_eq!(export_trail(home, &principal.unwrap(), AuditRange::default()).await, []);
         }
         // A session that becomes active during the export is neither missed nor exported twice.
         let mut export = home.tenure.audit_export(&admin(), AuditRange::default());
-        let mut seen = export.next().await.unwrap().unwrap();
+        let mut exported = export.next().await.unwrap().unwrap();
         for session in ["s0", "s2"] {
             home.pass(SignedDuration::from_secs(1));
             home.tenure.append(&ada(), &id(session), turn(1)).await.unwrap();
         }
         while let Some(page) = export.next().await.unwrap() {
-            seen.extend(page);
+            exported.extend(page);
         }
-        let mut places: Vec<_> = seen.iter().map(|d| (d.session.to_string(), d.seq)).collect();
-        places.sort();
-        places.dedup();
-        assert_eq!((seen.len(), places.len()), (6, 6));
+        let mut locations: Vec<_> = exported.iter().map(|d| (d.session.to_string(), d.seq)).collect();
+        locations.sort();
+        locations.dedup();
+        assert_eq!((exported.len(), locations.len()), (6, 6));
     }
 }
 
@@ -260,17 +260,17 @@ async fn decisions_of_older_versions_stay_readable() {
     let old = r#"{"review_decided":{"review":"rev_3_x","step":"pay","decision":"approved","reviewer":"eve","notes":"fine","arguments":{"a":1}}}"#;
     let entry = Entry::decode(old).unwrap();
     assert_eq!(entry.encode(), old);
-    let Entry::ReviewDecided(made) = &entry else { panic!("{entry:?}") };
-    assert_eq!(made.previous, None);
+    let Entry::ReviewDecided(decided) = &entry else { panic!("{entry:?}") };
+    assert_eq!(decided.previous, None);
     let created = r#"{"created":{"user":"ada","parent":{"session":"p","seq":1,"mark":{"messages":0,"turns":0,"visible":0,"hash":"00000000000000000000000000000000"}}}}"#;
     assert_eq!(Entry::decode(created).unwrap().encode(), created);
     let linked = old.replace("}}}", &format!(r#"}},"previous":"{}"}}}}"#, "0f".repeat(32)));
-    let Entry::ReviewDecided(made) = Entry::decode(&linked).unwrap() else { panic!() };
-    assert_eq!(made.previous, Some(DecisionHash([0x0f; 32])));
+    let Entry::ReviewDecided(decided) = Entry::decode(&linked).unwrap() else { panic!() };
+    assert_eq!(decided.previous, Some(DecisionHash([0x0f; 32])));
     assert_eq!(Entry::decode(&linked).unwrap().encode(), linked);
 
     let home = Home::new("memory").await.unwrap();
-    decided(&home, "x", 2).await;
+    create_decided_session(&home, "x", 2).await;
     let mut records = log(&home, "x").await;
     let mut unlinked = 0;
     for record in &mut records {
@@ -280,10 +280,10 @@ async fn decisions_of_older_versions_stay_readable() {
             (d.previous, unlinked) = (None, unlinked + 1);
         }
     }
-    put(&home, "old", records).await;
+    store_log(&home, "old", records).await;
     let head = home.tenure.head(&ada(), &id("old")).await.unwrap();
     assert_eq!(head.decisions, None);
-    decided(&home, "old", 1).await;
+    create_decided_session(&home, "old", 1).await;
     let trail = home.tenure.audit(&ada(), &id("old")).await.unwrap();
     assert_eq!((trail.decisions.len(), trail.broken), (6, None));
     assert_eq!(home.tenure.head(&ada(), &id("old")).await.unwrap().decisions.unwrap().count, 2);
@@ -293,7 +293,7 @@ async fn decisions_of_older_versions_stay_readable() {
 /// The hash is part of the storage format: it must never change.
 #[test]
 fn the_hash_of_a_decision_is_stable() {
-    let decided = |session: &str| ReviewDecided {
+    let decision_in = |session: &str| ReviewDecided {
         review: ReviewId::of(&id(session), 12),
         step: "pay".to_owned(),
         decision: Decision::Corrected,
@@ -307,6 +307,6 @@ fn the_hash_of_a_decision_is_stable() {
     let content = format!(
         r#"["tenure.decision.1","{previous}",12,"pay","corrected","eve",null,{{"a":null,"b":1.5}},1767225600000001]"#
     );
-    assert_eq!(decided("x").hash(at).0, *blake3::hash(content.as_bytes()).as_bytes());
-    assert_eq!(decided("x").hash(at), decided("y").hash(at), "the session's id does not matter");
+    assert_eq!(decision_in("x").hash(at).0, *blake3::hash(content.as_bytes()).as_bytes());
+    assert_eq!(decision_in("x").hash(at), decision_in("y").hash(at), "the session's id does not matter");
 }

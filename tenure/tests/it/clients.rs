@@ -87,33 +87,33 @@ fn styles() -> impl Strategy<Value = Vec<Style>> {
     prop::collection::vec(style, 4)
 }
 
-/// Executes one turn. Appends to `said` the texts that were sent or answered, and whether the
+/// Executes one turn. Appends to `expected` the texts that were sent or answered, and whether the
 /// client gave up the turn. A client that sends lists and gives up a turn sends another question in
 /// its place, which is an edit.
-fn take_turn(log: &mut Log, client: &mut Client, step: &Step, n: usize, said: &mut Vec<(String, bool)>) {
-    let first = said.len();
-    let gives_up = |said: &mut Vec<(String, bool)>, client: &mut Client| {
+fn take_turn(log: &mut Log, client: &mut Client, step: &Step, n: usize, expected: &mut Vec<(String, bool)>) {
+    let first = expected.len();
+    let abandon_turn = |expected: &mut Vec<(String, bool)>, client: &mut Client| {
         client.turns.pop();
         let edits = !matches!(client.style, Style::Append);
-        said[first..].iter_mut().for_each(|(_, given_up)| *given_up = edits);
+        expected[first..].iter_mut().for_each(|(_, abandoned)| *abandoned = edits);
     };
     let question = format!("question {n}");
     client.turns.push(vec![Message::user(&question)]);
-    said.push((question, false));
-    let mut failed = step.fails_at;
+    expected.push((question, false));
+    let mut fails_at = step.fails_at;
     let mut round = 0;
     loop {
-        let sent = client.request();
-        if failed == Some(round) {
-            log.exchange(&sent, &[], RunOutcome::Failed);
+        let request = client.request();
+        if fails_at == Some(round) {
+            log.exchange(&request, &[], RunOutcome::Failed);
             match step.on_failure {
                 OnFailure::Retry => {
-                    failed = None;
+                    fails_at = None;
                     continue;
                 }
                 // A client that gives up during a tool loop drops the loop.
-                OnFailure::Forget => gives_up(said, client),
-                OnFailure::Keep if round > 0 => gives_up(said, client),
+                OnFailure::Forget => abandon_turn(expected, client),
+                OnFailure::Keep if round > 0 => abandon_turn(expected, client),
                 OnFailure::Keep => {}
             }
             return;
@@ -122,15 +122,15 @@ fn take_turn(log: &mut Log, client: &mut Client, step: &Step, n: usize, said: &m
         if round == step.rounds {
             let answer = Message::assistant(&format!("answer {n}"));
             turn.push(answer.clone());
-            said.push((answer.text(), false));
-            log.exchange(&sent, &[answer], RunOutcome::Completed);
+            expected.push((answer.text(), false));
+            log.exchange(&request, &[answer], RunOutcome::Completed);
             return;
         }
         let call = calls(&format!("call_{n}_{round}"));
         let result = Message::tool(&format!("call_{n}_{round}"), &format!("result {n} {round}"));
-        log.exchange(&sent, std::slice::from_ref(&call), RunOutcome::Completed);
+        log.exchange(&request, std::slice::from_ref(&call), RunOutcome::Completed);
         turn.extend([call, result.clone()]);
-        said.push((result.text(), false));
+        expected.push((result.text(), false));
         round += 1;
     }
 }
@@ -139,21 +139,21 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
     #[test]
-    fn clients_that_take_turns_lose_nothing_and_double_nothing(styles in styles(), steps in steps()) {
+    fn alternating_clients_lose_and_duplicate_nothing(styles in styles(), steps in steps()) {
         let mut log = Log::new();
         let mut clients: Vec<Client> = styles.iter().map(|s| Client { style: *s, turns: Vec::new() }).collect();
-        let mut said = Vec::new();
+        let mut expected = Vec::new();
         for (n, step) in steps.iter().enumerate() {
-            take_turn(&mut log, &mut clients[step.client], step, n, &mut said);
+            take_turn(&mut log, &mut clients[step.client], step, n, &mut expected);
         }
         let session = log.session();
         let mut stored: HashMap<String, usize> = HashMap::new();
         for message in session.messages.iter().map(|m| &m.message).filter(|m| m.tool_calls().is_empty()) {
             *stored.entry(message.text()).or_default() += 1;
         }
-        for (text, given_up) in &said {
+        for (text, abandoned) in &expected {
             let times = stored.remove(text).unwrap_or(0);
-            prop_assert!(times == 1 || (times == 0 && *given_up), "{:?} in {:#?}", text, log.lines());
+            prop_assert!(times == 1 || (times == 0 && *abandoned), "{:?} in {:#?}", text, log.lines());
         }
         prop_assert!(stored.is_empty(), "{:?}", stored);
     }
@@ -161,22 +161,22 @@ proptest! {
     /// For any stored history and any request: a new message is stored or equals a question that
     /// stays, and a user's message is rewound only by an edit or by `history: full`.
     #[test]
-    fn new_messages_are_stored_and_questions_stay(styles in styles(), steps in steps(), cut in 0usize..12) {
+    fn new_messages_are_stored_and_questions_stay(styles in styles(), steps in steps(), prefix_length in 0usize..12) {
         let mut log = Log::new();
         let mut clients: Vec<Client> = styles.iter().map(|s| Client { style: *s, turns: Vec::new() }).collect();
-        let mut said = Vec::new();
+        let mut expected = Vec::new();
         for (n, step) in steps.iter().enumerate() {
-            take_turn(&mut log, &mut clients[step.client], step, n, &mut said);
+            take_turn(&mut log, &mut clients[step.client], step, n, &mut expected);
         }
         // Any list that ends with a question: a prefix of the stored messages, followed by a new
         // one.
         let session = log.session();
         let mut messages: Vec<Message> = session.messages.iter().map(|m| m.message.clone()).collect();
-        messages.truncate(cut);
+        messages.truncate(prefix_length);
         messages.push(Message::user("something new"));
         let plan = reconcile(&session, &IncomingRequest { messages: &messages, ..IncomingRequest::default() });
         prop_assert_eq!(plan.append.last().map(|m| m.message.text()), Some("something new".to_owned()));
-        let rewound = &session.messages[plan.keep..];
+        let rewound = &session.messages[plan.retained..];
         let anchor = messages.iter().rev().find(|m| m.role() == Role::Assistant);
         let edited = rewound.first().is_some_and(|m| m.message.role() == Role::User && m.replies_to.is_some());
         let users = rewound.iter().any(|m| m.message.role() == Role::User);

@@ -6,69 +6,69 @@ use crate::places::*;
 use async_trait::async_trait;
 use serde_json::json;
 use std::sync::{Arc, Mutex};
-use tenure::summary::{BEFORE, KEEP_TURNS, MARK, REQUEST};
+use tenure::summary::{KEEP_TURNS, PREVIOUS_SUMMARY_HEADING, REQUEST, SUMMARY_MARKER};
 use tenure::*;
 use tokio::sync::Semaphore;
 
 /// A model that writes summaries: `summary 1`, `summary 2` … Can be configured to return an empty
 /// text or an error.
 #[derive(Debug, Default)]
-struct Writer {
+struct SummaryModel {
     prompts: Mutex<Vec<Vec<Message>>>,
-    says: Option<Result<&'static str, ModelError>>,
-    held: Option<Arc<Semaphore>>,
+    response: Option<Result<&'static str, ModelError>>,
+    blocked_by: Option<Arc<Semaphore>>,
 }
 
-impl Writer {
-    fn saying(says: Result<&'static str, ModelError>) -> Self {
-        Self { says: Some(says), ..Self::default() }
+impl SummaryModel {
+    fn responding(response: Result<&'static str, ModelError>) -> Self {
+        Self { response: Some(response), ..Self::default() }
     }
 
-    fn held(by: &Arc<Semaphore>) -> Self {
-        Self { held: Some(by.clone()), ..Self::default() }
+    fn blocked_by(permits: &Arc<Semaphore>) -> Self {
+        Self { blocked_by: Some(permits.clone()), ..Self::default() }
     }
 
-    fn asked(&self) -> usize {
+    fn request_count(&self) -> usize {
         self.prompts.lock().unwrap().len()
     }
 
     /// The text it was last asked to summarize.
-    fn told(&self) -> String {
+    fn last_input(&self) -> String {
         let prompts = self.prompts.lock().unwrap();
-        let [request, told] = &prompts.last().unwrap()[..] else { panic!("{prompts:?}") };
+        let [request, input] = &prompts.last().unwrap()[..] else { panic!("{prompts:?}") };
         assert!(request.text().starts_with(REQUEST));
-        told.text()
+        input.text()
     }
 
-    async fn was_asked(&self) {
-        while self.asked() == 0 {
+    async fn wait_for_request(&self) {
+        while self.request_count() == 0 {
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         }
     }
 }
 
 #[async_trait]
-impl Model for Writer {
+impl Model for SummaryModel {
     async fn ask(&self, prompt: Prompt) -> Result<ModelStream, ModelError> {
         let n = {
             let mut prompts = self.prompts.lock().unwrap();
             prompts.push(prompt.messages);
             prompts.len()
         };
-        if let Some(held) = &self.held {
-            held.acquire().await.unwrap().forget();
+        if let Some(permits) = &self.blocked_by {
+            permits.acquire().await.unwrap().forget();
         }
-        let text = match &self.says {
+        let text = match &self.response {
             None => format!("summary {n}"),
-            Some(says) => says.clone()?.to_owned(),
+            Some(response) => response.clone()?.to_owned(),
         };
         let body = json!({"choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]});
-        Ok(Box::pin(one(ModelChunk::Whole(body.to_string()))))
+        Ok(Box::pin(single_chunk_stream(ModelChunk::Complete(body.to_string()))))
     }
 }
 
 /// A stream of one chunk.
-fn one(piece: ModelChunk) -> impl futures_core::Stream<Item = Result<ModelChunk, ModelError>> + Send {
+fn single_chunk_stream(chunk: ModelChunk) -> impl futures_core::Stream<Item = Result<ModelChunk, ModelError>> + Send {
     struct One(Option<ModelChunk>);
     impl futures_core::Stream for One {
         type Item = Result<ModelChunk, ModelError>;
@@ -79,21 +79,21 @@ fn one(piece: ModelChunk) -> impl futures_core::Stream<Item = Result<ModelChunk,
             std::task::Poll::Ready(self.0.take().map(Ok))
         }
     }
-    One(Some(piece))
+    One(Some(chunk))
 }
 
 const ALL: Window = Window { max_turns: None, max_tokens: None };
 
 /// The prompt in short form: `summary 1`, `question 3` …
-fn shown(session: &Session) -> Vec<String> {
-    history(session, &ALL).iter().map(|m| m.text().replace(&format!("{MARK}\n"), "")).collect()
+fn prompt_texts(session: &Session) -> Vec<String> {
+    history(session, &ALL).iter().map(|m| m.text().replace(&format!("{SUMMARY_MARKER}\n"), "")).collect()
 }
 
 fn turn_texts(turns: impl IntoIterator<Item = usize>) -> Vec<String> {
     turns.into_iter().flat_map(turn).map(|m| m.text()).collect()
 }
 
-async fn with_turns(tenure: &Tenure, name: &str, turns: usize) -> SessionId {
+async fn create_with_turns(tenure: &Tenure, name: &str, turns: usize) -> SessionId {
     tenure.create(&ada(), named(name)).await.unwrap();
     tenure.append(&ada(), &id(name), vec![Message::system("be kind")]).await.unwrap();
     for n in 1..=turns {
@@ -102,12 +102,12 @@ async fn with_turns(tenure: &Tenure, name: &str, turns: usize) -> SessionId {
     id(name)
 }
 
-async fn compact(tenure: &Tenure, id: &SessionId, writer: &Writer, keep: Option<usize>) -> CompactionResult {
+async fn compact(tenure: &Tenure, id: &SessionId, writer: &SummaryModel, keep: Option<usize>) -> CompactionResult {
     tenure.compact(&ada(), id, writer, RawObject::default(), keep).await.unwrap()
 }
 
-fn code(done: Result<CompactionResult, TurnError>) -> &'static str {
-    done.unwrap_err().code()
+fn error_code(result: Result<CompactionResult, TurnError>) -> &'static str {
+    result.unwrap_err().code()
 }
 
 fn expected(summary: &str, turns: impl IntoIterator<Item = usize>) -> Vec<String> {
@@ -118,64 +118,64 @@ on_every_store! {
     /// The messages stay, prompts contain the summary, the next summary is based on it, and all of
     /// this survives a restart (D-066).
     async fn a_summary_is_a_view(home: &mut Home) {
-        let (ada, writer) = (ada(), Writer::default());
-        let s = with_turns(&home.tenure, "s", 6).await;
+        let (ada, writer) = (ada(), SummaryModel::default());
+        let s = create_with_turns(&home.tenure, "s", 6).await;
         let before = home.tenure.load(&ada, &s).await.unwrap();
-        let done = compact(&home.tenure, &s, &writer, Some(2)).await;
-        assert_eq!((done.messages, done.seq), (16, before.seq + 1));
-        let summary = done.summary.unwrap();
-        assert_eq!((summary.position, summary.text(), summary.seq), (17, "summary 1".to_owned(), done.seq));
+        let result = compact(&home.tenure, &s, &writer, Some(2)).await;
+        assert_eq!((result.messages, result.seq), (16, before.seq + 1));
+        let summary = result.summary.unwrap();
+        assert_eq!((summary.position, summary.text(), summary.seq), (17, "summary 1".to_owned(), result.seq));
         assert_eq!(summary.upto, before.messages[16].seq);
-        let told = writer.told();
-        assert!(told.contains("user: question 1\nassistant calls search {}\ntool: result 1\nassistant: answer 1\n"), "{told}");
-        assert!(told.contains("answer 4") && !told.contains("question 5") && !told.contains("be kind"), "{told}");
+        let input = writer.last_input();
+        assert!(input.contains("user: question 1\nassistant calls search {}\ntool: result 1\nassistant: answer 1\n"), "{input}");
+        assert!(input.contains("answer 4") && !input.contains("question 5") && !input.contains("be kind"), "{input}");
         let after = home.tenure.load(&ada, &s).await.unwrap();
-        assert_eq!((&after.messages, &after.mark), (&before.messages, &before.mark));
+        assert_eq!((&after.messages, &after.digest), (&before.messages, &before.digest));
         assert_eq!(after.active_at, before.active_at, "a summary is no use of the session");
-        assert_eq!(shown(&after), expected("summary 1", 5..=6));
+        assert_eq!(prompt_texts(&after), expected("summary 1", 5..=6));
         // There is nothing more to summarize.
         assert_eq!(compact(&home.tenure, &s, &writer, Some(2)).await.messages, 0);
-        assert_eq!(writer.asked(), 1);
+        assert_eq!(writer.request_count(), 1);
         home.tenure.append(&ada, &s, turn(7)).await.unwrap();
         assert_eq!(compact(&home.tenure, &s, &writer, Some(1)).await.messages, 8);
-        let told = writer.told();
-        assert!(told.starts_with(&format!("{BEFORE}\nsummary 1\n")) && !told.contains("question 4"), "{told}");
+        let input = writer.last_input();
+        assert!(input.starts_with(&format!("{PREVIOUS_SUMMARY_HEADING}\nsummary 1\n")) && !input.contains("question 4"), "{input}");
         home.reopen().await;
         let after = home.tenure.load(&ada, &s).await.unwrap();
-        assert_eq!(shown(&after), expected("summary 2", 7..=7));
+        assert_eq!(prompt_texts(&after), expected("summary 2", 7..=7));
         assert_eq!(after.messages.len(), 29);
         assert!(home.tenure.examine(|_| ()).await.unwrap().is_empty());
     }
 
     /// A rewind to before the end of a summary removes it; an earlier summary that is still valid
     /// becomes active again.
-    async fn a_rewind_takes_back_what_it_must(home: &mut Home) {
-        let (ada, writer) = (ada(), Writer::default());
-        let s = with_turns(&home.tenure, "s", 6).await;
+    async fn a_rewind_removes_summaries_of_discarded_messages(home: &mut Home) {
+        let (ada, writer) = (ada(), SummaryModel::default());
+        let s = create_with_turns(&home.tenure, "s", 6).await;
         compact(&home.tenure, &s, &writer, Some(4)).await;
         compact(&home.tenure, &s, &writer, Some(1)).await;
-        let look = async |tenure: &Tenure| shown(&tenure.load(&ada, &s).await.unwrap());
-        assert_eq!(look(&home.tenure).await, expected("summary 2", 6..=6));
+        let prompt_of = async |tenure: &Tenure| prompt_texts(&tenure.load(&ada, &s).await.unwrap());
+        assert_eq!(prompt_of(&home.tenure).await, expected("summary 2", 6..=6));
         // A rewind to exactly the end of the summary keeps it.
         home.tenure.rewind(&ada, &s, Point::Turn(5)).await.unwrap();
-        assert_eq!(look(&home.tenure).await, expected("summary 2", []));
+        assert_eq!(prompt_of(&home.tenure).await, expected("summary 2", []));
         home.tenure.rewind(&ada, &s, Point::Turn(4)).await.unwrap();
-        assert_eq!(look(&home.tenure).await, expected("summary 1", 3..=4));
+        assert_eq!(prompt_of(&home.tenure).await, expected("summary 1", 3..=4));
         home.reopen().await;
-        assert_eq!(look(&home.tenure).await, expected("summary 1", 3..=4));
+        assert_eq!(prompt_of(&home.tenure).await, expected("summary 1", 3..=4));
         home.tenure.rewind(&ada, &s, Point::Turn(1)).await.unwrap();
         home.tenure.append(&ada, &s, turn(8)).await.unwrap();
         home.tenure.append(&ada, &s, turn(9)).await.unwrap();
         let all = [vec!["be kind".to_owned()], turn_texts([1, 8, 9])].concat();
-        assert_eq!(look(&home.tenure).await, all);
+        assert_eq!(prompt_of(&home.tenure).await, all);
         home.reopen().await;
-        assert_eq!(look(&home.tenure).await, all);
+        assert_eq!(prompt_of(&home.tenure).await, all);
     }
 
     /// A client that edits a turn covered by a summary is answered from the actual messages.
-    async fn an_edit_of_what_is_covered_is_seen(home: &mut Home) {
-        let (ada, writer) = (ada(), Writer::default());
-        let s = with_turns(&home.tenure, "s", 4).await;
+    async fn an_edit_of_a_summarized_turn_is_in_the_prompt(home: &mut Home) {
+        let (ada, writer) = (ada(), SummaryModel::default());
+        let s = create_with_turns(&home.tenure, "s", 4).await;
         compact(&home.tenure, &s, &writer, Some(2)).await;
         // At least as many new messages as the summary covers: comparing positions alone would keep
         // it.
@@ -189,16 +189,16 @@ on_every_store! {
         let want: Vec<String> = [turn_texts([1]), messages[3..].iter().map(Message::text).collect()].concat();
         assert_eq!(texts[1..], want[..]);
         // The same holds for the turn itself.
-        let TurnStart::Turn(turn) = home.tenure.turn(&ada, ask).await.unwrap() else { panic!() };
+        let TurnStart::Run(turn) = home.tenure.begin_turn(&ada, ask).await.unwrap() else { panic!() };
         assert_eq!(turn.messages.iter().map(Message::text).collect::<Vec<_>>()[1..], want[..]);
         drop(turn);
         assert!(home.tenure.load(&ada, &s).await.unwrap().summary().is_none());
     }
 
     /// A fork inherits the summary if it starts after it was written, and can then get its own.
-    async fn forks_inherit_it(home: &mut Home) {
-        let (ada, writer) = (ada(), Writer::default());
-        let s = with_turns(&home.tenure, "s", 6).await;
+    async fn forks_inherit_the_summary(home: &mut Home) {
+        let (ada, writer) = (ada(), SummaryModel::default());
+        let s = create_with_turns(&home.tenure, "s", 6).await;
         compact(&home.tenure, &s, &writer, Some(2)).await;
         let source = home.tenure.load(&ada, &s).await.unwrap();
         home.tenure.fork(&ada, &s, Point::End, Some(id("end"))).await.unwrap();
@@ -207,33 +207,33 @@ on_every_store! {
         by_hand.save(&home.tenure).await.unwrap();
         compact(&home.tenure, &id("end"), &writer, Some(1)).await;
         home.reopen().await;
-        let look = async |name: &str| home.tenure.load(&ada, &id(name)).await.unwrap();
-        assert_eq!(shown(&look("end").await), expected("summary 2", 6..=6));
-        assert_eq!(look("hand").await.summary(), by_hand.summary());
-        assert_eq!(shown(&look("hand").await), expected("summary 1", 5..=6));
-        assert_eq!(shown(&look("early").await), [vec!["be kind".to_owned()], turn_texts(1..=2)].concat());
-        assert_eq!(shown(&look("s").await), expected("summary 1", 5..=6));
+        let load = async |name: &str| home.tenure.load(&ada, &id(name)).await.unwrap();
+        assert_eq!(prompt_texts(&load("end").await), expected("summary 2", 6..=6));
+        assert_eq!(load("hand").await.summary(), by_hand.summary());
+        assert_eq!(prompt_texts(&load("hand").await), expected("summary 1", 5..=6));
+        assert_eq!(prompt_texts(&load("early").await), [vec!["be kind".to_owned()], turn_texts(1..=2)].concat());
+        assert_eq!(prompt_texts(&load("s").await), expected("summary 1", 5..=6));
         // The fork is unaffected by the purge of its parent.
         home.tenure.purge(&ada, &s).await.unwrap();
-        assert_eq!(shown(&look("end").await), expected("summary 2", 6..=6));
+        assert_eq!(prompt_texts(&load("end").await), expected("summary 2", 6..=6));
     }
 
     /// After `uncompact`, prompts contain the messages, and no summary is written automatically
     /// (D-069).
     async fn uncompact_shows_the_messages(home: &mut Home) {
-        let (ada, writer) = (ada(), Writer::default());
+        let (ada, writer) = (ada(), SummaryModel::default());
         home.reopen_with(|o| o.policy.window = Window { max_turns: Some(4), max_tokens: None }).await;
-        let s = with_turns(&home.tenure, "s", 6).await;
+        let s = create_with_turns(&home.tenure, "s", 6).await;
         compact(&home.tenure, &s, &writer, None).await;
         let seq = home.tenure.head(&ada, &s).await.unwrap().seq;
-        assert!(matches!(home.tenure.expecting(seq - 1).uncompact(&ada, &s).await, Err(Error::Conflict { .. })));
+        assert!(matches!(home.tenure.if_match(seq - 1).uncompact(&ada, &s).await, Err(Error::Conflict { .. })));
         let head = home.tenure.uncompact(&ada, &s).await.unwrap();
         assert_eq!((head.seq, &head), (seq + 1, &home.tenure.head(&ada, &s).await.unwrap()));
         assert_eq!(home.tenure.uncompact(&ada, &s).await.unwrap().seq, seq + 1, "there is nothing to do");
         home.reopen_with(|o| o.policy.window = Window { max_turns: Some(4), max_tokens: None }).await;
         let session = home.tenure.load(&ada, &s).await.unwrap();
         assert_eq!((session.summary(), session.uncompacted), (None, true));
-        assert_eq!(shown(&session), [vec!["be kind".to_owned()], turn_texts(1..=6)].concat());
+        assert_eq!(prompt_texts(&session), [vec!["be kind".to_owned()], turn_texts(1..=6)].concat());
         assert_eq!(compact(&home.tenure, &s, &writer, None).await.messages, 0);
         assert_eq!(compact(&home.tenure, &s, &writer, Some(3)).await.messages, 12);
         assert!(!home.tenure.load(&ada, &s).await.unwrap().uncompacted);
@@ -241,15 +241,15 @@ on_every_store! {
 
     /// Export and import lose no message. The summary is part of the log; an import of the messages
     /// alone does not have it.
-    async fn it_travels_with_the_log(home: &mut Home) {
-        let (ada, writer) = (ada(), Writer::default());
-        let s = with_turns(&home.tenure, "s", 4).await;
+    async fn exports_contain_the_summary(home: &mut Home) {
+        let (ada, writer) = (ada(), SummaryModel::default());
+        let s = create_with_turns(&home.tenure, "s", 4).await;
         compact(&home.tenure, &s, &writer, Some(1)).await;
         let export = home.tenure.export(&ada, &s).await.unwrap();
         home.tenure.import(&ada, &id("copy"), export.clone()).await.unwrap();
         let (old, new) = (home.tenure.load(&ada, &s).await.unwrap(), home.tenure.load(&ada, &id("copy")).await.unwrap());
         assert_eq!((texts(&old), old.summary()), (texts(&new), new.summary()));
-        assert_eq!(shown(&old), shown(&new));
+        assert_eq!(prompt_texts(&old), prompt_texts(&new));
         home.tenure.import(&ada, &id("messages"), Export { log: Vec::new(), ..export.clone() }).await.unwrap();
         let plain = home.tenure.load(&ada, &id("messages")).await.unwrap();
         assert_eq!((texts(&old), plain.summary()), (texts(&plain), None));
@@ -260,57 +260,57 @@ on_every_store! {
 
     /// Turns run concurrently with a compaction; if the summarized messages are discarded, the
     /// summary is not stored (D-068).
-    async fn what_happens_meanwhile(home: &mut Home) {
+    async fn concurrent_changes_supersede_a_compaction(home: &mut Home) {
         let (ada, hold) = (ada(), Arc::new(Semaphore::new(0)));
-        let s = with_turns(&home.tenure, "s", 6).await;
+        let s = create_with_turns(&home.tenure, "s", 6).await;
         let start = |keep| {
-            let (tenure, s, writer) = (home.tenure.clone(), s.clone(), Arc::new(Writer::held(&hold)));
-            let asked = writer.clone();
+            let (tenure, s, writer) = (home.tenure.clone(), s.clone(), Arc::new(SummaryModel::blocked_by(&hold)));
+            let model = writer.clone();
             let principal = ada.clone();
-            (asked, tokio::spawn(async move { tenure.compact(&principal, &s, &*writer, RawObject::default(), keep).await }))
+            (model, tokio::spawn(async move { tenure.compact(&principal, &s, &*writer, RawObject::default(), keep).await }))
         };
         // The next turn commits first, also from another process.
-        let (asked, done) = start(Some(2));
-        asked.was_asked().await;
+        let (model, task) = start(Some(2));
+        model.wait_for_request().await;
         home.tenure.append(&ada, &s, turn(7)).await.unwrap();
         home.beside().append(&ada, &s, turn(8)).await.unwrap();
         hold.add_permits(1);
-        assert_eq!(done.await.unwrap().unwrap().messages, 16);
-        assert_eq!(shown(&home.tenure.load(&ada, &s).await.unwrap()), expected("summary 1", 5..=8));
+        assert_eq!(task.await.unwrap().unwrap().messages, 16);
+        assert_eq!(prompt_texts(&home.tenure.load(&ada, &s).await.unwrap()), expected("summary 1", 5..=8));
         // The session is rewound and continued.
-        let (asked, done) = start(Some(0));
-        asked.was_asked().await;
+        let (model, task) = start(Some(0));
+        model.wait_for_request().await;
         home.tenure.rewind(&ada, &s, Point::Turn(7)).await.unwrap();
         home.tenure.append(&ada, &s, turn(9)).await.unwrap();
         hold.add_permits(1);
-        assert_eq!(code(done.await.unwrap()), "superseded");
-        assert_eq!(shown(&home.tenure.load(&ada, &s).await.unwrap()), expected("summary 1", (5..=7).chain([9])));
+        assert_eq!(error_code(task.await.unwrap()), "superseded");
+        assert_eq!(prompt_texts(&home.tenure.load(&ada, &s).await.unwrap()), expected("summary 1", (5..=7).chain([9])));
         // Another process writes or removes a summary.
-        let (asked, done) = start(Some(0));
-        asked.was_asked().await;
-        compact(&home.beside(), &s, &Writer::saying(Ok("theirs")), Some(1)).await;
+        let (model, task) = start(Some(0));
+        model.wait_for_request().await;
+        compact(&home.beside(), &s, &SummaryModel::responding(Ok("theirs")), Some(1)).await;
         hold.add_permits(1);
-        assert_eq!(code(done.await.unwrap()), "superseded");
-        let (asked, done) = start(Some(0));
-        asked.was_asked().await;
+        assert_eq!(error_code(task.await.unwrap()), "superseded");
+        let (model, task) = start(Some(0));
+        model.wait_for_request().await;
         home.beside().uncompact(&ada, &s).await.unwrap();
         hold.add_permits(1);
-        assert_eq!(code(done.await.unwrap()), "superseded");
+        assert_eq!(error_code(task.await.unwrap()), "superseded");
         assert!(home.tenure.load(&ada, &s).await.unwrap().summary().is_none());
         // The session is purged, and a new one uses its id.
-        let (asked, done) = start(Some(0));
-        asked.was_asked().await;
+        let (model, task) = start(Some(0));
+        model.wait_for_request().await;
         home.tenure.purge(&ada, &s).await.unwrap();
         home.pass(jiff::SignedDuration::from_secs(1));
-        with_turns(&home.tenure, "s", 8).await;
+        create_with_turns(&home.tenure, "s", 8).await;
         hold.add_permits(1);
-        assert_eq!(code(done.await.unwrap()), "superseded");
+        assert_eq!(error_code(task.await.unwrap()), "superseded");
         assert!(home.tenure.load(&ada, &s).await.unwrap().summary().is_none());
         // Two concurrent compactions: the automatic one is rejected as busy, the requested one
         // waits.
-        let (asked, first) = start(Some(2));
-        asked.was_asked().await;
-        assert_eq!(code(home.tenure.compact(&ada, &s, &Writer::default(), RawObject::default(), None).await), "busy");
+        let (model, first) = start(Some(2));
+        model.wait_for_request().await;
+        assert_eq!(error_code(home.tenure.compact(&ada, &s, &SummaryModel::default(), RawObject::default(), None).await), "busy");
         let (_, second) = start(Some(1));
         hold.add_permits(2);
         assert_eq!((first.await.unwrap().unwrap().messages, second.await.unwrap().unwrap().messages), (24, 4));
@@ -318,41 +318,41 @@ on_every_store! {
 
     /// A failing model, an empty summary, a caller without access and a stale request change
     /// nothing.
-    async fn what_can_not_be_done_changes_nothing(home: &mut Home) {
+    async fn a_failed_compaction_changes_nothing(home: &mut Home) {
         let ada = ada();
-        let s = with_turns(&home.tenure, "s", 4).await;
+        let s = create_with_turns(&home.tenure, "s", 4).await;
         let seq = home.tenure.head(&ada, &s).await.unwrap().seq;
-        let timed_out = ModelError::TimedOut { why: "it slept".into() };
-        for (says, want) in [(Err(timed_out), "upstream_timeout"), (Ok(""), "upstream_broken"), (Ok("<think>hm</think> \n"), "upstream_broken")] {
-            let done = home.tenure.compact(&ada, &s, &Writer::saying(says), RawObject::default(), Some(1)).await;
-            assert_eq!(code(done), want);
+        let timed_out = ModelError::TimedOut { reason: "it slept".into() };
+        for (response, want) in [(Err(timed_out), "upstream_timeout"), (Ok(""), "upstream_broken"), (Ok("<think>hm</think> \n"), "upstream_broken")] {
+            let result = home.tenure.compact(&ada, &s, &SummaryModel::responding(response), RawObject::default(), Some(1)).await;
+            assert_eq!(error_code(result), want);
         }
-        let (bob, writer) = (Principal::new("acme", "bob").unwrap(), Writer::default());
-        assert_eq!(code(home.tenure.compact(&bob, &s, &writer, RawObject::default(), Some(1)).await), "not_found");
+        let (bob, writer) = (Principal::new("acme", "bob").unwrap(), SummaryModel::default());
+        assert_eq!(error_code(home.tenure.compact(&bob, &s, &writer, RawObject::default(), Some(1)).await), "not_found");
         assert!(matches!(home.tenure.uncompact(&bob, &s).await, Err(Error::NotFound { .. })));
         assert_eq!(home.tenure.head(&ada, &s).await.unwrap().seq, seq);
         home.tenure.delete(&ada, &s).await.unwrap();
-        assert_eq!(code(home.tenure.compact(&ada, &s, &writer, RawObject::default(), Some(1)).await), "gone");
+        assert_eq!(error_code(home.tenure.compact(&ada, &s, &writer, RawObject::default(), Some(1)).await), "gone");
         assert!(matches!(home.tenure.uncompact(&ada, &s).await, Err(Error::Gone { .. })));
-        assert_eq!(writer.asked(), 0);
+        assert_eq!(writer.request_count(), 0);
     }
 
     /// Automatic compaction starts only when the window is reached, and then frees half of it
     /// (D-067); a long history is summarized in pieces (D-070).
-    async fn by_itself_when_the_window_is_reached(home: &mut Home) {
-        let (ada, writer) = (ada(), Writer::default());
+    async fn compaction_starts_when_the_window_is_reached(home: &mut Home) {
+        let (ada, writer) = (ada(), SummaryModel::default());
         let window = Window { max_turns: None, max_tokens: Some(400) };
         home.reopen_with(|o| o.policy.window = window.clone()).await;
-        let s = with_turns(&home.tenure, "s", 3).await;
+        let s = create_with_turns(&home.tenure, "s", 3).await;
         assert_eq!(compact(&home.tenure, &s, &writer, None).await.messages, 0);
         for n in 4..=40 {
             home.tenure.append(&ada, &s, turn(n)).await.unwrap();
         }
-        let done = compact(&home.tenure, &s, &writer, None).await;
-        assert!(writer.asked() > 3, "in pieces, not {}", writer.asked());
+        let result = compact(&home.tenure, &s, &writer, None).await;
+        assert!(writer.request_count() > 3, "in pieces, not {}", writer.request_count());
         assert!(writer.prompts.lock().unwrap().iter().all(|p| p[1].text().len() < 400 * 4), "a piece fits in the window");
         let session = home.tenure.load(&ada, &s).await.unwrap();
-        assert_eq!(done.messages, session.summary().unwrap().position - 1);
+        assert_eq!(result.messages, session.summary().unwrap().position - 1);
         let used: usize = history(&session, &window).iter().map(tokens).sum();
         assert!(used <= 250, "{used} tokens are about half of the window");
         assert_eq!(history(&session, &window), history(&session, &ALL), "nothing between the summary and the end is left out");
@@ -361,11 +361,11 @@ on_every_store! {
 
 /// Prompts keep a stable prefix from turn to turn, and summaries are rare.
 #[tokio::test]
-async fn the_beginning_stays_the_same() {
+async fn the_beginning_of_the_prompt_is_stable() {
     let mut home = Home::new("memory").await.unwrap();
     let window = Window { max_turns: Some(12), max_tokens: Some(1000) };
     home.reopen_with(|o| o.policy.window = window.clone()).await;
-    let (ada, writer, s) = (ada(), Writer::default(), with_turns(&home.tenure, "s", 0).await);
+    let (ada, writer, s) = (ada(), SummaryModel::default(), create_with_turns(&home.tenure, "s", 0).await);
     let (mut changed, mut before) = (0, Vec::new());
     for n in 1..=60 {
         home.tenure.append(&ada, &s, turn(n)).await.unwrap();
@@ -378,13 +378,13 @@ async fn the_beginning_stays_the_same() {
         before = now;
         compact(&home.tenure, &s, &writer, None).await;
     }
-    assert_eq!(changed, writer.asked(), "it changes with a summary only");
+    assert_eq!(changed, writer.request_count(), "it changes with a summary only");
     assert!((6..=12).contains(&changed), "{changed} times in 60 turns");
 }
 
 /// The storage format of a summary, and of its removal.
 #[test]
-fn entries_with_and_without() {
+fn entries_are_encoded_with_and_without_a_summary() {
     for text in [r#"{"compacted":{"upto":2,"summary":{"role":"system","content":"x"}}}"#, r#"{"compacted":{"upto":0}}"#]
     {
         assert_eq!(Entry::decode(text).unwrap().encode(), text);
@@ -394,10 +394,10 @@ fn entries_with_and_without() {
 }
 
 #[test]
-fn what_a_model_says_becomes_a_message_that_fits() {
+fn the_text_of_a_model_becomes_a_message_that_fits() {
     let text = |answer: &str, room| summary::message(answer, room).map(|m| m.text());
-    assert_eq!(text(" so it was \n", 100), Some(format!("{MARK}\nso it was")));
-    assert_eq!(text("<think>What was it?</think>\nso it was", 100), Some(format!("{MARK}\nso it was")));
+    assert_eq!(text(" so it was \n", 100), Some(format!("{SUMMARY_MARKER}\nso it was")));
+    assert_eq!(text("<think>What was it?</think>\nso it was", 100), Some(format!("{SUMMARY_MARKER}\nso it was")));
     assert_eq!(text("  ", 100), None);
     for long in ["ä".repeat(5000), "\"\n".repeat(5000), "word ".repeat(5000)] {
         let message = summary::message(&long, 80).unwrap();
@@ -407,24 +407,24 @@ fn what_a_model_says_becomes_a_message_that_fits() {
 
 /// A turn that exceeds the size of one summary request is truncated, not omitted.
 #[tokio::test]
-async fn a_turn_that_is_too_long_is_shortened() {
+async fn a_turn_that_is_too_long_is_truncated() {
     let mut home = Home::new("memory").await.unwrap();
     home.reopen_with(|o| o.policy.window = Window { max_turns: None, max_tokens: Some(1000) }).await;
-    let (ada, writer, s) = (ada(), Writer::default(), with_turns(&home.tenure, "s", 0).await);
+    let (ada, writer, s) = (ada(), SummaryModel::default(), create_with_turns(&home.tenure, "s", 0).await);
     let long = "ö".repeat(100_000);
-    let said = vec![
+    let messages = vec![
         Message::user("read this"),
         call("c", "read"),
         Message::tool("c", &long),
         Message::assistant("it is long"),
     ];
-    home.tenure.append(&ada, &s, said).await.unwrap();
+    home.tenure.append(&ada, &s, messages).await.unwrap();
     compact(&home.tenure, &s, &writer, None).await;
-    let told = writer.told();
+    let input = writer.last_input();
     assert!(
-        told.len() < 6_000 && told.contains("tool: öö") && told.ends_with("assistant: it is long"),
+        input.len() < 6_000 && input.contains("tool: öö") && input.ends_with("assistant: it is long"),
         "{}",
-        told.len()
+        input.len()
     );
     assert_eq!(home.tenure.load(&ada, &s).await.unwrap().summary().unwrap().position, 5);
     assert_eq!(KEEP_TURNS, 2);
@@ -447,12 +447,12 @@ mod properties {
     }
 
     fn any_posts(max: usize) -> impl Strategy<Value = Vec<MessageEntry>> {
-        let post = (any_message(), prop::bool::weighted(0.1));
-        let post = post.prop_map(|(message, lead)| MessageEntry {
-            lead: lead && message.role().instructs(),
+        let entry = (any_message(), prop::bool::weighted(0.1));
+        let entry = entry.prop_map(|(message, replaces_instructions)| MessageEntry {
+            replaces_instructions: replaces_instructions && message.role().is_instruction(),
             ..MessageEntry::from(message)
         });
-        prop::collection::vec(post, 0..max)
+        prop::collection::vec(entry, 0..max)
     }
 
     fn fold(entries: impl IntoIterator<Item = Entry>) -> Session {
@@ -463,8 +463,8 @@ mod properties {
     }
 
     /// The prompt without instructions and summary.
-    fn spoken(session: &Session, window: &Window) -> Vec<String> {
-        let apart = lead(&session.messages).len() + usize::from(session.summary().is_some());
+    fn visible_messages(session: &Session, window: &Window) -> Vec<String> {
+        let apart = active_instructions(&session.messages).len() + usize::from(session.summary().is_some());
         raw(&history(session, window)[apart..])
     }
 
@@ -475,7 +475,7 @@ mod properties {
         /// by those in the prompt equal the original prompt in order, so no call is split from its
         /// result.
         #[test]
-        fn nothing_is_lost_doubled_or_split(
+        fn nothing_is_lost_duplicated_or_split(
             posts in any_posts(30),
             more in any_posts(10),
             keep in prop::option::of(0usize..4),
@@ -488,21 +488,21 @@ mod properties {
             let (mut covered, mut tries) = (0, 0);
             let goal = summary::goal(&session, &window, keep);
             let mut now = session.clone();
-            while let Some(piece) = goal.and_then(|goal| summary::piece(&now, &window, goal)) {
-                prop_assert!(piece.fits(&now) && piece.position > covered);
-                let next = now.messages.get(piece.position);
+            while let Some(part) = goal.and_then(|goal| summary::next_part(&now, &window, goal)) {
+                prop_assert!(part.still_applies(&now) && part.position > covered);
+                let next = now.messages.get(part.position);
                 prop_assert!(next.is_none_or(|m| m.message.role() == Role::User), "it ends with a turn");
-                covered = piece.position;
+                covered = part.position;
                 tries += 1;
-                log.push(Entry::Compacted { upto: piece.upto, summary: summary::message("so it was", piece.room) });
+                log.push(Entry::Compacted { upto: part.upto, summary: summary::message("so it was", part.max_tokens) });
                 now = fold(log.clone());
-                prop_assert!(!piece.fits(&now));
+                prop_assert!(!part.still_applies(&now));
             }
             prop_assert_eq!(goal.is_some(), tries > 0, "a goal is reached");
             prop_assert!(is_valid(&history(&now, &window)));
-            let first = fold(now.messages[..covered].iter().map(|m| Entry::Message(MessageEntry { lead: m.lead, ..MessageEntry::from(m.message.clone()) })));
-            let together = if covered == 0 { spoken(&now, &ALL) } else { [spoken(&first, &ALL), spoken(&now, &ALL)].concat() };
-            prop_assert_eq!(together, spoken(&session, &ALL));
+            let first = fold(now.messages[..covered].iter().map(|m| Entry::Message(MessageEntry { replaces_instructions: m.replaces_instructions, ..MessageEntry::from(m.message.clone()) })));
+            let together = if covered == 0 { visible_messages(&now, &ALL) } else { [visible_messages(&first, &ALL), visible_messages(&now, &ALL)].concat() };
+            prop_assert_eq!(together, visible_messages(&session, &ALL));
             if let (Some(goal), Some(keep)) = (goal, keep) {
                 let users = session.messages.iter().filter(|m| m.seq > goal && m.message.role() == Role::User).count();
                 prop_assert!(users >= keep);
@@ -515,23 +515,23 @@ mod properties {
         /// After an automatic summary, the prompt is within its window and omits nothing, if the
         /// last turn is answered.
         #[test]
-        fn the_budget_is_kept(posts in any_posts(40), turns in prop::option::of(1usize..6), budget in prop::option::of(120usize..400)) {
+        fn the_token_budget_is_respected(posts in any_posts(40), turns in prop::option::of(1usize..6), budget in prop::option::of(120usize..400)) {
             let window = Window { max_turns: turns, max_tokens: budget };
-            let mut log: Vec<Entry> = posts.into_iter().filter(|p| !p.message.is_tool_turn()).map(Entry::Message).collect();
+            let mut log: Vec<Entry> = posts.into_iter().filter(|p| !p.message.is_tool_round()).map(Entry::Message).collect();
             log.extend([Message::user("so?"), Message::assistant("so.")].map(Entry::message));
             let session = fold(log.clone());
             let goal = summary::goal(&session, &window, None);
-            prop_assert!(goal.is_none() || summary::is_over(&session, &window));
+            prop_assert!(goal.is_none() || summary::exceeds_window(&session, &window));
             let mut now = session;
-            while let Some(piece) = goal.and_then(|goal| summary::piece(&now, &window, goal)) {
-                log.push(Entry::Compacted { upto: piece.upto, summary: summary::message(&"word ".repeat(1000), piece.room) });
+            while let Some(part) = goal.and_then(|goal| summary::next_part(&now, &window, goal)) {
+                log.push(Entry::Compacted { upto: part.upto, summary: summary::message(&"word ".repeat(1000), part.max_tokens) });
                 now = fold(log.clone());
             }
             if goal.is_some() {
                 let used: usize = history(&now, &window).iter().map(tokens).sum();
                 prop_assert!(budget.is_none_or(|max| used <= max), "{} of {:?}", used, budget);
                 prop_assert_eq!(history(&now, &window), history(&now, &ALL));
-                prop_assert!(!summary::is_over(&now, &window));
+                prop_assert!(!summary::exceeds_window(&now, &window));
             }
         }
     }

@@ -13,14 +13,14 @@ use tenure::*;
 
 const WRITERS: usize = 16;
 
-fn victim_url() -> Option<String> {
+fn writer_url() -> Option<String> {
     std::env::var("TENURE_CRASH_URL").ok()
 }
 
 /// Not a test of its own: the writer process that [`killed_writers`] starts.
 #[tokio::test(flavor = "multi_thread")]
 async fn victim() {
-    let Some(url) = victim_url() else { return };
+    let Some(url) = writer_url() else { return };
     let tenure = Tenure::open(&url).await.unwrap();
     let mut tasks = Vec::new();
     for w in 0..WRITERS {
@@ -30,11 +30,11 @@ async fn victim() {
             if let Err(Error::NotFound { .. }) = tenure.head(&ada(), &x).await {
                 tenure.create(&ada(), named(x.as_str())).await.unwrap();
             }
-            let mut n = tenure.head(&ada(), &x).await.unwrap().mark.turns;
+            let mut n = tenure.head(&ada(), &x).await.unwrap().digest.turns;
             loop {
-                let done = tenure.append(&ada(), &x, turn(n)).await.unwrap();
+                let appended = tenure.append(&ada(), &x, turn(n)).await.unwrap();
                 let mut out = std::io::stdout().lock();
-                writeln!(out, "ACK {x} {n} {}", done.messages).unwrap();
+                writeln!(out, "ACK {x} {n} {}", appended.messages).unwrap();
                 out.flush().unwrap();
                 n += 1;
             }
@@ -75,7 +75,7 @@ fn run_and_kill(url: &str, after: usize) -> BTreeMap<String, usize> {
 
 /// Reopens a store, retrying while it is locked: a child process that another test is spawning
 /// inherits our file descriptors and locks until it executes its program.
-async fn reopened(url: &str) -> Tenure {
+async fn reopen(url: &str) -> Tenure {
     loop {
         match Tenure::open(url).await {
             Err(Error::Locked { .. }) => tokio::time::sleep(std::time::Duration::from_millis(5)).await,
@@ -90,14 +90,17 @@ async fn killed_writers(kind: &str) {
     let mut acknowledged: BTreeMap<String, usize> = BTreeMap::new();
     for round in 0..8 {
         acknowledged.extend(run_and_kill(&url, 10 + 10 * round));
-        let tenure = reopened(&url).await;
+        let tenure = reopen(&url).await;
         for (session, turns) in &acknowledged {
             let s = tenure.load(&ada(), &id(session)).await.unwrap();
-            let found = s.messages.len() / 4;
-            assert!(found >= *turns, "{session}: {turns} turns were acknowledged, {found} are there (round {round})");
-            let want: Vec<String> = (0..found).flat_map(|n| raw(&turn(n))).collect();
+            let stored_turns = s.messages.len() / 4;
+            assert!(
+                stored_turns >= *turns,
+                "{session}: {turns} turns were acknowledged, {stored_turns} are there (round {round})"
+            );
+            let want: Vec<String> = (0..stored_turns).flat_map(|n| raw(&turn(n))).collect();
             assert_eq!(texts(&s), want, "{session}: what is there is what was sent, whole turns only");
-            assert_eq!(s.seq as usize, 1 + found * 5, "no holes");
+            assert_eq!(s.seq as usize, 1 + stored_turns * 5, "no holes");
         }
     }
 }
@@ -159,16 +162,16 @@ async fn restarted_database() {
     let url = Cluster::call("start").expect("PostgreSQL starts");
     let cluster = Cluster;
     let tenure = Tenure::open(&url).await.unwrap();
-    let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let stopped = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let written: Arc<Vec<AtomicUsize>> = Arc::new((0..WRITERS).map(|_| AtomicUsize::new(0)).collect());
     let mut tasks = Vec::new();
     for w in 0..WRITERS {
-        let (tenure, done, written) = (tenure.clone(), done.clone(), written.clone());
+        let (tenure, stopped, written) = (tenure.clone(), stopped.clone(), written.clone());
         tasks.push(tokio::spawn(async move {
             let x = id(&format!("w{w}"));
             tenure.create(&ada(), named(x.as_str())).await.unwrap();
             let mut n = 0;
-            while !done.load(std::sync::atomic::Ordering::SeqCst) {
+            while !stopped.load(std::sync::atomic::Ordering::SeqCst) {
                 // An append with an unknown outcome is retried with the same idempotency key, so it
                 // is executed once.
                 let append = Append { idempotency_key: Some(format!("k{n}")), ..turn(n).into() };
@@ -192,16 +195,16 @@ async fn restarted_database() {
         tokio::task::spawn_blocking(move || Cluster::call(verb).expect(verb)).await.unwrap();
     }
     progress(&written).await;
-    done.store(true, std::sync::atomic::Ordering::SeqCst);
+    stopped.store(true, std::sync::atomic::Ordering::SeqCst);
     let fresh = Tenure::open(&url).await.unwrap();
     for task in tasks {
         let (x, n) = task.await.unwrap();
         let s = fresh.load(&ada(), &x).await.unwrap();
         let want: Vec<String> = (0..n).flat_map(|n| raw(&turn(n))).collect();
-        let found = texts(&s);
+        let stored = texts(&s);
         // The last turn may have been committed without being acknowledged.
-        assert_eq!(found[..want.len()], want, "{x}");
-        assert!(found.len() <= want.len() + 4, "{x}: nothing is doubled");
+        assert_eq!(stored[..want.len()], want, "{x}");
+        assert!(stored.len() <= want.len() + 4, "{x}: nothing is doubled");
     }
     drop(cluster);
 }
@@ -209,7 +212,7 @@ async fn restarted_database() {
 /// Invariant 2: the state after a crash is a prefix of what was sent; a torn tail is truncated and
 /// reported, never shown as empty.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_cut_at_every_byte_is_a_prefix() {
+async fn a_file_truncated_at_every_byte_is_a_prefix() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("store");
     let file = store.join("acme/x.jsonl");
@@ -232,30 +235,30 @@ async fn a_file_cut_at_every_byte_is_a_prefix() {
     note(&mut states).await;
     drop(tenure);
     let bytes = std::fs::read(&file).unwrap();
-    for cut in 0..=bytes.len() {
-        std::fs::write(&file, &bytes[..cut]).unwrap();
-        let (end, want) = states.iter().rev().find(|(end, _)| *end <= cut).unwrap();
-        let tenure = reopened(&url).await;
+    for length in 0..=bytes.len() {
+        std::fs::write(&file, &bytes[..length]).unwrap();
+        let (end, want) = states.iter().rev().find(|(end, _)| *end <= length).unwrap();
+        let tenure = reopen(&url).await;
         assert_eq!(
             tenure.repairs().len(),
-            usize::from(*end != cut || cut == 0),
-            "cut at {cut}: {:?}",
+            usize::from(*end != length || length == 0),
+            "cut at {length}: {:?}",
             tenure.repairs()
         );
-        let found = tenure.load(&ada(), &id("x")).await;
+        let loaded = tenure.load(&ada(), &id("x")).await;
         match want {
             None => {
-                assert_eq!(found.unwrap_err().code(), "not_found", "cut at {cut}");
+                assert_eq!(loaded.unwrap_err().code(), "not_found", "cut at {length}");
                 tenure.create(&ada(), named("x")).await.unwrap();
             }
-            Some(want) => assert_eq!(&texts(&found.unwrap()), want, "cut at {cut}"),
+            Some(want) => assert_eq!(&texts(&loaded.unwrap()), want, "cut at {length}"),
         }
         tenure.append(&ada(), &id("x"), turn(9)).await.unwrap();
         drop(tenure);
-        let again = reopened(&url).await;
+        let again = reopen(&url).await;
         assert!(again.repairs().is_empty());
         let s = again.load(&ada(), &id("x")).await.unwrap();
-        assert_eq!(texts(&s), [want.clone().unwrap_or_default(), raw(&turn(9))].concat(), "cut at {cut}");
+        assert_eq!(texts(&s), [want.clone().unwrap_or_default(), raw(&turn(9))].concat(), "cut at {length}");
     }
 }
 
@@ -297,11 +300,11 @@ async fn full_disk(kind: &str) {
     std::fs::write(&ballast, vec![7u8; 1 << 20]).unwrap();
     let tenure = Tenure::open(&url).await.unwrap();
     tenure.create(&ada(), named("x")).await.unwrap();
-    let said = Message::user(&"a full kilobyte ".repeat(640));
+    let message = Message::user(&"a full kilobyte ".repeat(640));
     let mut acknowledged = 0;
     let error = loop {
-        match tenure.append(&ada(), &id("x"), vec![said.clone()]).await {
-            Ok(done) => acknowledged = done.messages,
+        match tenure.append(&ada(), &id("x"), vec![message.clone()]).await {
+            Ok(appended) => acknowledged = appended.messages,
             Err(e) => break e,
         }
         assert!(acknowledged < 1000, "the disk is never full");
@@ -310,8 +313,8 @@ async fn full_disk(kind: &str) {
     assert!(acknowledged > 20);
     assert_eq!(tenure.load(&ada(), &id("x")).await.unwrap().messages.len(), acknowledged, "still open");
     std::fs::remove_file(&ballast).unwrap();
-    let done = tenure.append(&ada(), &id("x"), vec![said.clone()]).await.unwrap();
-    assert_eq!(done.messages, acknowledged + 1, "there is room again");
+    let appended = tenure.append(&ada(), &id("x"), vec![message.clone()]).await.unwrap();
+    assert_eq!(appended.messages, acknowledged + 1, "there is room again");
     drop(tenure);
     let again = Tenure::open(&url).await.unwrap();
     assert_eq!(again.load(&ada(), &id("x")).await.unwrap().messages.len(), acknowledged + 1);
@@ -329,23 +332,23 @@ async fn sessions_can_be_purged_on_a_full_disk() {
     let Some(disk) = SmallDisk::of("24m") else { return };
     let url = format!("sqlite:{}", disk.0.path().join("store").display());
     let tenure = Tenure::open(&url).await.unwrap();
-    let said = Message::user(&"a full kilobyte ".repeat(640));
+    let message = Message::user(&"a full kilobyte ".repeat(640));
     for n in 0..8 {
         let name = format!("old{n}");
         tenure.create(&ada(), NewSession { tags: vec!["old".into()], ..named(&name) }).await.unwrap();
-        tenure.append(&ada(), &id(&name), vec![said.clone(); 20]).await.unwrap();
+        tenure.append(&ada(), &id(&name), vec![message.clone(); 20]).await.unwrap();
     }
     tenure.create(&ada(), named("x")).await.unwrap();
-    let mut kept = 0;
-    while let Ok(done) = tenure.append(&ada(), &id("x"), vec![said.clone()]).await {
-        kept = done.messages;
-        assert!(kept < 5000, "the disk is never full");
+    let mut stored = 0;
+    while let Ok(appended) = tenure.append(&ada(), &id("x"), vec![message.clone()]).await {
+        stored = appended.messages;
+        assert!(stored < 5000, "the disk is never full");
     }
     // Other files take the remaining space.
     let mut ballast = std::fs::File::create(disk.0.path().join("ballast")).unwrap();
     let mut fill = || while std::io::Write::write(&mut ballast, &[7; 512]).is_ok_and(|n| n > 0) {};
     fill();
-    let full = tenure.append(&ada(), &id("x"), vec![said.clone()]).await.unwrap_err();
+    let full = tenure.append(&ada(), &id("x"), vec![message.clone()]).await.unwrap_err();
     assert_eq!(full.code(), "storage_full", "{full}");
     for n in 0..8 {
         assert!(tenure.purge(&ada(), &id(&format!("old{n}"))).await.unwrap(), "old{n}");
@@ -356,13 +359,13 @@ async fn sessions_can_be_purged_on_a_full_disk() {
         }
         fill();
     }
-    assert_eq!(tenure.load(&ada(), &id("x")).await.unwrap().messages.len(), kept, "nothing else is lost");
-    let tagged = SessionQuery { tags: vec!["old".into()], ..SessionQuery::new(OwnerFilter::Everyone, 10) };
+    assert_eq!(tenure.load(&ada(), &id("x")).await.unwrap().messages.len(), stored, "nothing else is lost");
+    let tagged = SessionQuery { tags: vec!["old".into()], ..SessionQuery::new(OwnerFilter::AllTenants, 10) };
     assert!(tenure.list(&ada(), tagged).await.unwrap().heads.is_empty());
     drop((tenure, ballast));
     std::fs::remove_file(disk.0.path().join("ballast")).unwrap();
     let again = Tenure::open(&url).await.unwrap();
-    again.append(&ada(), &id("x"), vec![said]).await.unwrap();
+    again.append(&ada(), &id("x"), vec![message]).await.unwrap();
     assert_eq!(again.store().check(&[]).await.unwrap(), []);
 }
 
@@ -394,7 +397,7 @@ async fn damaged(kind: &str, damage: impl AsyncFn(&Home)) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_corrupted_row_names_its_place_on_sqlite() {
+async fn a_corrupted_row_is_located_on_sqlite() {
     damaged("sqlite", async |home| {
         let db = rusqlite::Connection::open(home.url.strip_prefix("sqlite:").unwrap()).unwrap();
         let sql = "UPDATE record SET entry = replace(entry, 'search', 'SEARCH') \
@@ -405,7 +408,7 @@ async fn a_corrupted_row_names_its_place_on_sqlite() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_corrupted_row_names_its_place_on_postgres() {
+async fn a_corrupted_row_is_located_on_postgres() {
     damaged("postgres", async |home| {
         let (base, schema) = home.url.split_once("schema=").unwrap();
         let (client, connection) = tokio_postgres::connect(base.trim_end_matches(['?', '&']), tokio_postgres::NoTls).await.unwrap();
@@ -417,7 +420,7 @@ async fn a_corrupted_row_names_its_place_on_postgres() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_corrupted_line_names_its_place_on_jsonl() {
+async fn a_corrupted_line_is_located_on_jsonl() {
     damaged("jsonl", async |home| {
         let file = home.dir.as_ref().unwrap().path().join("sessions/acme/x.jsonl");
         let text = std::fs::read_to_string(&file).unwrap();

@@ -9,7 +9,7 @@ use tenure::*;
 
 /// Creates sessions with media, forks, a rewind, items and every status, in two tenants. Returns
 /// their number.
-async fn furnish(home: &Home) -> usize {
+async fn create_sessions(home: &Home) -> usize {
     let (tenure, ada) = (&home.tenure, ada());
     let other = Principal::new("other", "ada").unwrap();
     for (principal, name) in [(&ada, "x"), (&ada, "y"), (&other, "x"), (&ada, "gone"), (&ada, "old")] {
@@ -34,27 +34,27 @@ async fn furnish(home: &Home) -> usize {
     let item = Item { key, value, text: Some("tea".into()), created_at: at, used_at: at, uses: 0, expires_at: None };
     let tenant = ada.tenant.clone();
     for owner in [Owner::Session(id("x")), Owner::User(ada.user.clone())] {
-        let shelf = Namespace { tenant: tenant.clone(), owner, name: "cache".into() };
-        tenure.store().put(&shelf, &item, None).await.unwrap();
+        let namespace = Namespace { tenant: tenant.clone(), owner, name: "cache".into() };
+        tenure.store().put(&namespace, &item, None).await.unwrap();
     }
     7
 }
 
-async fn examined(home: &Home) -> Vec<String> {
+async fn findings_of(home: &Home) -> Vec<String> {
     home.tenure.examine(|_| ()).await.unwrap().iter().map(Finding::to_string).collect()
 }
 
 /// Returns true if one finding contains all words.
-fn found(findings: &[String], words: &[&str]) -> bool {
+fn has_finding(findings: &[String], words: &[&str]) -> bool {
     findings.iter().any(|f| words.iter().all(|w| f.contains(w)))
 }
 
 on_every_store! {
-    async fn a_house_in_order_has_no_findings(home: &mut Home) {
-        let sessions = furnish(home).await;
-        let mut seen = Vec::new();
-        assert_eq!(home.tenure.examine(|done| seen.push(done)).await.unwrap(), []);
-        assert_eq!(seen, (1..=sessions).collect::<Vec<_>>());
+    async fn a_consistent_store_has_no_findings(home: &mut Home) {
+        let sessions = create_sessions(home).await;
+        let mut progress = Vec::new();
+        assert_eq!(home.tenure.examine(|session_number| progress.push(session_number)).await.unwrap(), []);
+        assert_eq!(progress, (1..=sessions).collect::<Vec<_>>());
         home.reopen().await;
         let tenure = home.tenure.clone();
         let repaired = tokio::spawn(async move { tenure.repair_all(|_| ()).await }).await.unwrap().unwrap();
@@ -63,36 +63,36 @@ on_every_store! {
 
     /// Heads of older versions do not record the instructions; this is not damage. A recorded value
     /// must be correct.
-    async fn a_card_of_an_older_version_is_in_order(home: &mut Home) {
-        furnish(home).await;
-        let right = home.tenure.head(&admin(), &id("x")).await.unwrap();
-        let front = right.front.clone().unwrap();
-        let older = Head { front: None, ..right.clone() };
-        home.tenure.store().commit(&Commit::new(Some(right.end()), Vec::new(), older)).await.unwrap();
-        assert_eq!(examined(home).await, [""; 0]);
-        let wrong = Head { front: Some(PromptPrefix { summary: Some((3, 2)), ..front }), ..right.clone() };
-        home.tenure.store().commit(&Commit::new(Some(right.end()), Vec::new(), wrong)).await.unwrap();
+    async fn a_head_of_an_older_version_has_no_findings(home: &mut Home) {
+        create_sessions(home).await;
+        let correct = home.tenure.head(&admin(), &id("x")).await.unwrap();
+        let prompt_prefix = correct.prompt_prefix.clone().unwrap();
+        let older = Head { prompt_prefix: None, ..correct.clone() };
+        home.tenure.store().commit(&Commit::new(Some(correct.end()), Vec::new(), older)).await.unwrap();
+        assert_eq!(findings_of(home).await, [""; 0]);
+        let wrong = Head { prompt_prefix: Some(PromptPrefix { summary: Some((3, 2)), ..prompt_prefix }), ..correct.clone() };
+        home.tenure.store().commit(&Commit::new(Some(correct.end()), Vec::new(), wrong)).await.unwrap();
         let findings = home.tenure.examine(|_| ()).await.unwrap();
-        assert!(findings.len() == 1 && findings[0].what.ends_with("front"), "{findings:?}");
+        assert!(findings.len() == 1 && findings[0].description.ends_with("front"), "{findings:?}");
         assert!(home.tenure.repair(&findings[0]).await.unwrap());
-        assert_eq!(home.tenure.head(&admin(), &id("x")).await.unwrap().front, right.front);
+        assert_eq!(home.tenure.head(&admin(), &id("x")).await.unwrap().prompt_prefix, correct.prompt_prefix);
     }
 
-    async fn a_wrong_card_is_written_anew(home: &mut Home) {
-        furnish(home).await;
+    async fn a_wrong_head_is_repaired(home: &mut Home) {
+        create_sessions(home).await;
         for name in ["x", "f", "heir"] {
-            let right = home.tenure.head(&admin(), &id(name)).await.unwrap();
-            let mut wrong = right.clone();
-            (wrong.mark.messages, wrong.info.title, wrong.status) = (99, Some("no".into()), Status::Paused);
+            let correct = home.tenure.head(&admin(), &id(name)).await.unwrap();
+            let mut wrong = correct.clone();
+            (wrong.digest.messages, wrong.info.title, wrong.status) = (99, Some("no".into()), Status::Paused);
             home.tenure.store().commit(&Commit::new(Some(wrong.end()), Vec::new(), wrong)).await.unwrap();
             let findings = home.tenure.examine(|_| ()).await.unwrap();
             assert_eq!(findings.len(), 1, "{findings:?}");
-            assert_eq!(findings[0].cure, Remedy::Card(right.key()));
-            assert!(findings[0].what.ends_with("info, mark, status"), "{}", findings[0]);
+            assert_eq!(findings[0].remedy, Remedy::RebuildHead(correct.key()));
+            assert!(findings[0].description.ends_with("info, mark, status"), "{}", findings[0]);
             assert!(home.tenure.repair(&findings[0]).await.unwrap());
             let now = home.tenure.head(&admin(), &id(name)).await.unwrap();
-            assert_eq!(Head { due_at: right.due_at, ..now }, right);
-            assert_eq!(examined(home).await, [""; 0]);
+            assert_eq!(Head { due_at: correct.due_at, ..now }, correct);
+            assert_eq!(findings_of(home).await, [""; 0]);
         }
         home.tenure.append(&ada(), &id("x"), turn(7)).await.unwrap();
     }
@@ -104,7 +104,7 @@ struct Case {
     sqlite: &'static str,
     postgres: &'static str,
     words: &'static [&'static str],
-    mendable: bool,
+    repairable: bool,
 }
 
 const CASES: [Case; 12] = [
@@ -112,61 +112,61 @@ const CASES: [Case; 12] = [
         sqlite: "DELETE FROM record WHERE k & 0xffffffff = 5 AND k >> 32 = (SELECT id FROM head WHERE tenant = 'other')",
         postgres: "DELETE FROM tenure_record WHERE tenant = 'other' AND seq = 5",
         words: &["other/x, record 5", "the record is missing", "backup"],
-        mendable: false,
+        repairable: false,
     },
     Case {
         sqlite: "UPDATE record SET entry = replace(entry, 'search', 'SEARCH') WHERE k & 0xffffffff = 3 AND k >> 32 = (SELECT id FROM head WHERE tenant = 'other')",
         postgres: "UPDATE tenure_record SET entry = replace(entry, 'search', 'SEARCH') WHERE tenant = 'other' AND seq = 3",
         words: &["other/x, record 3", "checksum"],
-        mendable: false,
+        repairable: false,
     },
     Case {
         sqlite: "UPDATE head SET card = '{\"first\":1' WHERE session = 'y'",
         postgres: "UPDATE tenure_head SET card = '{' WHERE session = 'y'",
         words: &["acme/y", "backup"],
-        mendable: false,
+        repairable: false,
     },
     Case {
         sqlite: "UPDATE head SET card = json_set(card, '$.mark.turns', 7) WHERE session = 'y'",
         postgres: "UPDATE tenure_head SET card = replace(card, '\"turns\":1', '\"turns\":7') WHERE session = 'y'",
         words: &["acme/y", "the head differs from the log in: mark"],
-        mendable: true,
+        repairable: true,
     },
     Case {
         sqlite: "DELETE FROM head WHERE tenant = 'other'",
         postgres: "DELETE FROM tenure_head WHERE tenant = 'other'",
         words: &["records have no head", "backup"],
-        mendable: false,
+        repairable: false,
     },
     Case {
         sqlite: "UPDATE head SET parent = 'nobody', card = json_set(card, '$.parent.session', 'nobody') WHERE session = 'f'",
         postgres: "UPDATE tenure_head SET parent = 'nobody' WHERE session = 'f'",
         words: &["session acme/f", "its parent session nobody (forked at record", "does not exist", "purge"],
-        mendable: false,
+        repairable: false,
     },
     Case {
         sqlite: "UPDATE head SET parent = 'gone', card = json_set(card, '$.parent.session', 'gone') WHERE session = 'g'",
         postgres: "UPDATE tenure_head SET parent = 'gone' WHERE session = 'g'",
         words: &["session acme/g", "forked from gone at record", "but the log of that session ends at"],
-        mendable: false,
+        repairable: false,
     },
     Case {
         sqlite: "DELETE FROM blob WHERE tenant = 'other'",
         postgres: "DELETE FROM tenure_blob_use WHERE tenant = 'other'; DELETE FROM tenure_blob WHERE tenant = 'other'",
         words: &["session other/x, record", "references blob", "missing", "backup"],
-        mendable: false,
+        repairable: false,
     },
     Case {
         sqlite: "UPDATE blob SET bytes = x'00' WHERE tenant = 'other'",
         postgres: "UPDATE tenure_blob SET bytes = '\\x00' WHERE tenant = 'other'",
         words: &["session other/x, record", "references blob"],
-        mendable: false,
+        repairable: false,
     },
     Case {
         sqlite: "DELETE FROM blob_use WHERE tenant = 'other'",
         postgres: "DELETE FROM tenure_blob_use WHERE tenant = 'other'",
         words: &["tenant other, blob", "no session references it", "a message references the blob", "import it again"],
-        mendable: false,
+        repairable: false,
     },
     Case {
         sqlite: "INSERT INTO blob SELECT tenant, zeroblob(32), x'00' FROM blob WHERE tenant = 'other';
@@ -175,13 +175,13 @@ const CASES: [Case; 12] = [
         postgres: "INSERT INTO tenure_blob VALUES ('other', decode(repeat('00', 32), 'hex'), '\\x00'), ('acme', decode(repeat('00', 32), 'hex'), '\\x00');
             INSERT INTO tenure_blob_use VALUES (1, 'other', 'nobody', decode(repeat('00', 32), 'hex'))",
         words: &["tenant acme, blob 00000000", "no session references it", "removes it"],
-        mendable: true,
+        repairable: true,
     },
     Case {
         sqlite: "UPDATE item SET owner = 'session/nobody' WHERE owner = 'session/x'",
         postgres: "UPDATE tenure_item SET owner = 'session/nobody' WHERE owner = 'session/x'",
         words: &["acme/nobody", "the session does not exist", "removes it"],
-        mendable: true,
+        repairable: true,
     },
 ];
 
@@ -201,15 +201,15 @@ async fn execute(home: &Home, case: &Case) {
 async fn rows_changed_by_hand(kind: &str) {
     for case in &CASES {
         let Some(home) = Home::new(kind).await else { return };
-        furnish(&home).await;
+        create_sessions(&home).await;
         execute(&home, case).await;
-        let findings = examined(&home).await;
-        assert!(found(&findings, case.words), "{:?} is not in {findings:#?}", case.words);
+        let findings = findings_of(&home).await;
+        assert!(has_finding(&findings, case.words), "{:?} is not in {findings:#?}", case.words);
         let repaired = home.tenure.repair_all(|_| ()).await.unwrap();
-        assert_eq!(!repaired.mended.is_empty(), case.mendable, "{:#?}", repaired);
-        let left = examined(&home).await;
-        assert_eq!(left.is_empty(), case.mendable, "{left:#?}");
-        assert_eq!(found(&left, case.words), !case.mendable, "{left:#?}");
+        assert_eq!(!repaired.repaired.is_empty(), case.repairable, "{:#?}", repaired);
+        let remaining = findings_of(&home).await;
+        assert_eq!(remaining.is_empty(), case.repairable, "{remaining:#?}");
+        assert_eq!(has_finding(&remaining, case.words), !case.repairable, "{remaining:#?}");
         // Records needed by other sessions are unchanged.
         home.tenure.load(&ada(), &id("heir")).await.unwrap();
     }
@@ -229,20 +229,20 @@ async fn rows_changed_by_hand_are_found_on_postgres() {
 #[tokio::test(flavor = "multi_thread")]
 async fn damage_below_the_rows_is_found_on_sqlite() {
     let mut home = Home::new("sqlite").await.unwrap();
-    furnish(&home).await;
+    create_sessions(&home).await;
     let file = home.url.strip_prefix("sqlite:").unwrap().to_owned();
     let db = || rusqlite::Connection::open(&file).unwrap();
     db().execute_batch("UPDATE head SET status = 'paused', hash = zeroblob(16) WHERE session = 'f'").unwrap();
     let findings = home.tenure.examine(|_| ()).await.unwrap();
     assert_eq!(findings.len(), 1);
-    assert!(findings[0].what.contains("user, status or hash differs from the serialized head"), "{findings:?}");
-    assert_eq!(home.tenure.repair_all(|_| ()).await.unwrap().left, []);
+    assert!(findings[0].description.contains("user, status or hash differs from the serialized head"), "{findings:?}");
+    assert_eq!(home.tenure.repair_all(|_| ()).await.unwrap().remaining, []);
 
     db().execute_batch("INSERT INTO record SELECT k + 50, at, sum, entry FROM record WHERE k & 0xffffffff = 2")
         .unwrap();
-    assert!(found(&examined(&home).await, &["acme/y", "1 records are outside the range of its log"]));
+    assert!(has_finding(&findings_of(&home).await, &["acme/y", "1 records are outside the range of its log"]));
     db().execute_batch("DELETE FROM record WHERE k & 0xffffffff > 40").unwrap();
-    assert_eq!(examined(&home).await, [""; 0]);
+    assert_eq!(findings_of(&home).await, [""; 0]);
 
     // An index with an overwritten page.
     let number = |sql: &str| db().query_row(sql, [], |r| r.get::<_, u32>(0)).unwrap() as usize;
@@ -254,9 +254,9 @@ async fn damage_below_the_rows_is_found_on_sqlite() {
     std::fs::write(&file, bytes).unwrap();
     home.reopen().await;
     let findings = home.tenure.examine(|_| ()).await.unwrap();
-    assert!(findings.iter().any(|f| f.what.contains("SQLite reports damage")), "{findings:?}");
-    assert!(findings.iter().all(|f| !f.is_mendable() && f.to_string().contains(".recover")), "{findings:?}");
-    assert_eq!(home.tenure.repair_all(|_| ()).await.unwrap().mended, []);
+    assert!(findings.iter().any(|f| f.description.contains("SQLite reports damage")), "{findings:?}");
+    assert!(findings.iter().all(|f| !f.is_repairable() && f.to_string().contains(".recover")), "{findings:?}");
+    assert_eq!(home.tenure.repair_all(|_| ()).await.unwrap().repaired, []);
 
     // A file that is corrupted throughout.
     home.tenure = Tenure::open("memory:").await.unwrap();
@@ -273,10 +273,10 @@ async fn damage_below_the_rows_is_found_on_sqlite() {
 #[tokio::test(flavor = "multi_thread")]
 async fn files_changed_by_hand_are_found_on_jsonl() {
     let mut home = Home::new("jsonl").await.unwrap();
-    furnish(&home).await;
+    create_sessions(&home).await;
     let root = home.dir.as_ref().unwrap().path().join("sessions").canonicalize().unwrap();
     let file = |name: &str| root.join(name);
-    let swap = |path: &PathBuf, from: &str, to: &str| {
+    let replace_text = |path: &PathBuf, from: &str, to: &str| {
         let text = std::fs::read_to_string(path).unwrap();
         assert!(text.contains(from));
         std::fs::write(path, text.replacen(from, to, 1)).unwrap();
@@ -292,46 +292,46 @@ async fn files_changed_by_hand_are_found_on_jsonl() {
         (&*format!("acme/blobs/{orphan}"), vec!["no session references it", "removes it"]),
     ] {
         std::fs::write(file(name), "nobody's").unwrap();
-        let findings = examined(&home).await;
+        let findings = findings_of(&home).await;
         assert_eq!(findings.len(), 1, "{findings:?}");
-        assert!(findings[0].contains(name) && found(&findings, &words), "{findings:?}");
-        let mended = home.tenure.repair_all(|_| ()).await.unwrap().mended;
-        assert_eq!(mended.len(), usize::from(name.ends_with(&orphan)));
-        assert_eq!(file(name).exists(), mended.is_empty(), "only what is ours is ever removed");
+        assert!(findings[0].contains(name) && has_finding(&findings, &words), "{findings:?}");
+        let repaired = home.tenure.repair_all(|_| ()).await.unwrap().repaired;
+        assert_eq!(repaired.len(), usize::from(name.ends_with(&orphan)));
+        assert_eq!(file(name).exists(), repaired.is_empty(), "only what is ours is ever removed");
         if file(name).exists() {
             std::fs::remove_file(file(name)).unwrap();
         }
     }
     let x = file("acme/x.jsonl");
-    swap(&x, "question 1", "question #");
-    assert!(found(&examined(&home).await, &["acme/x.jsonl:", "checksum", "backup"]));
-    swap(&x, "question #", "question 1");
-    let whole = std::fs::read(&x).unwrap();
-    std::fs::write(&x, [&whole[..], b"{\"seq\":"].concat()).unwrap();
-    assert!(found(&examined(&home).await, &["acme/x.jsonl:", "the last 7 bytes are not a complete commit"]));
-    std::fs::write(&x, &whole).unwrap();
+    replace_text(&x, "question 1", "question #");
+    assert!(has_finding(&findings_of(&home).await, &["acme/x.jsonl:", "checksum", "backup"]));
+    replace_text(&x, "question #", "question 1");
+    let full = std::fs::read(&x).unwrap();
+    std::fs::write(&x, [&full[..], b"{\"seq\":"].concat()).unwrap();
+    assert!(has_finding(&findings_of(&home).await, &["acme/x.jsonl:", "the last 7 bytes are not a complete commit"]));
+    std::fs::write(&x, &full).unwrap();
     let blob = std::fs::read_dir(file("other/blobs")).unwrap().next().unwrap().unwrap().path();
     let bytes = std::fs::read(&blob).unwrap();
     std::fs::write(&blob, "other").unwrap();
-    assert!(found(&examined(&home).await, &["session other/x, record", "references blob", "damaged"]));
+    assert!(has_finding(&findings_of(&home).await, &["session other/x, record", "references blob", "damaged"]));
     std::fs::remove_file(&blob).unwrap();
-    assert!(found(&examined(&home).await, &["session other/x, record", "references blob", "missing"]));
+    assert!(has_finding(&findings_of(&home).await, &["session other/x, record", "references blob", "missing"]));
     std::fs::write(&blob, bytes).unwrap();
-    assert_eq!(examined(&home).await, [""; 0]);
+    assert_eq!(findings_of(&home).await, [""; 0]);
 
     // Before opening: a damaged session, and one whose file is missing although forks reference it.
     home.tenure = Tenure::open("memory:").await.unwrap();
-    swap(&file("acme/y.jsonl"), "question 1", "question #");
+    replace_text(&file("acme/y.jsonl"), "question 1", "question #");
     std::fs::remove_file(&x).unwrap();
     home.reopen().await;
     std::fs::write(file("acme/blobs").join(&orphan), "nobody's").unwrap();
     let repaired = home.tenure.repair_all(|_| ()).await.unwrap();
-    let left: Vec<String> = repaired.left.iter().map(Finding::to_string).collect();
-    assert_eq!((repaired.mended.len(), left.len()), (0, 3), "{left:#?}");
-    assert!(found(&left, &["acme/y.jsonl:", "checksum"]));
+    let remaining: Vec<String> = repaired.remaining.iter().map(Finding::to_string).collect();
+    assert_eq!((repaired.repaired.len(), remaining.len()), (0, 3), "{remaining:#?}");
+    assert!(has_finding(&remaining, &["acme/y.jsonl:", "checksum"]));
     for fork in ["f", "g"] {
-        assert!(found(
-            &left,
+        assert!(has_finding(
+            &remaining,
             &[&format!("session acme/{fork}"), "its parent session x (forked at record", "does not exist"]
         ));
     }

@@ -64,7 +64,7 @@ async fn fill(tenure: &Tenure) {
         .cache_put(&principal, &id("p"), "tool", &serde_json::json!({"a": 1}), &serde_json::json!("r"))
         .await
         .unwrap();
-    let shelf = Namespace {
+    let namespace = Namespace {
         tenant: principal.tenant.clone(),
         owner: Owner::User(principal.user.clone()),
         name: "notes".into(),
@@ -78,7 +78,7 @@ async fn fill(tenure: &Tenure) {
         uses: 2,
         expires_at: None,
     };
-    tenure.store().put(&shelf, &item, None).await.unwrap();
+    tenure.store().put(&namespace, &item, None).await.unwrap();
 }
 
 async fn check(tenure: &Tenure, format: u32) {
@@ -89,19 +89,19 @@ async fn check(tenure: &Tenure, format: u32) {
     assert_eq!(log.iter().map(|r| r.entry.clone()).collect::<Vec<_>>(), entries(format));
     let replayed = Session::replay(&principal.key(&id("every.kind")), log).unwrap();
     // Older versions do not store the prompt prefix.
-    assert!(s.head().front.is_none() || s.head().front == replayed.head().front);
+    assert!(s.head().prompt_prefix.is_none() || s.head().prompt_prefix == replayed.head().prompt_prefix);
     // Format 1 does not store the keys of content matching, and hashes texts before whitespace is
     // normalized.
-    let mut stored = Head { front: replayed.head().front.clone(), ..s.head().clone() };
+    let mut stored = Head { prompt_prefix: replayed.head().prompt_prefix.clone(), ..s.head().clone() };
     // Sessions of older formats have no log hash, unless the store derives their head from the log.
-    assert!(stored.log.is_none() || stored.log == replayed.head().log);
-    assert!(format < 3 || stored.log.is_some());
-    stored.log = replayed.head().log;
+    assert!(stored.log_hash.is_none() || stored.log_hash == replayed.head().log_hash);
+    assert!(format < 3 || stored.log_hash.is_some());
+    stored.log_hash = replayed.head().log_hash;
     assert!(format < 4 || stored.stored_bytes.is_some());
     stored.stored_bytes = replayed.head().stored_bytes;
-    if stored.mark.question.is_none() {
-        let LogDigest { hash, question, exchange, ref calls, .. } = replayed.head().mark;
-        stored.mark = LogDigest { hash, question, exchange, calls: calls.clone(), ..stored.mark };
+    if stored.digest.question.is_none() {
+        let LogDigest { hash, question, exchange, ref calls, .. } = replayed.head().digest;
+        stored.digest = LogDigest { hash, question, exchange, calls: calls.clone(), ..stored.digest };
     }
     assert_eq!(*replayed.head(), stored);
     assert_eq!((&replayed.messages, &replayed.checkpoints), (&s.messages, &s.checkpoints));
@@ -118,12 +118,12 @@ async fn check(tenure: &Tenure, format: u32) {
         texts(&tenure.load_any(&principal, &id("f")).await.unwrap()),
         raw(&[turn(1)[..2].to_vec(), turn(2)].concat())
     );
-    let shelf = Namespace {
+    let namespace = Namespace {
         tenant: principal.tenant.clone(),
         owner: Owner::User(principal.user.clone()),
         name: "notes".into(),
     };
-    assert_eq!(tenure.store().search(&shelf, "grüße", 3).await.unwrap()[0].item.key, "n");
+    assert_eq!(tenure.store().search(&namespace, "grüße", 3).await.unwrap()[0].item.key, "n");
     // The session is writable.
     tenure.append(&principal, &id("f"), turn(3)).await.unwrap();
 }
@@ -152,9 +152,10 @@ fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap().map(|e| e.unwrap()) {
         let target = to.join(entry.file_name());
-        match entry.path().is_dir() {
-            true => copy(&entry.path(), &target),
-            false => drop(std::fs::copy(entry.path(), target).unwrap()),
+        if entry.path().is_dir() {
+            copy(&entry.path(), &target)
+        } else {
+            drop(std::fs::copy(entry.path(), target).unwrap())
         }
     }
 }
@@ -180,7 +181,7 @@ async fn a_newer_format_is_refused() {
     rusqlite::Connection::open(dir.path().join("tenure.db")).unwrap().pragma_update(None, "user_version", 99).unwrap();
     for kind in ["sqlite", "jsonl"] {
         match Tenure::open(&url(kind, dir.path())).await {
-            Err(Error::NewerFormat { found: 99, known: FORMAT, .. }) => {}
+            Err(Error::NewerFormat { version: 99, supported: FORMAT, .. }) => {}
             other => panic!("{kind}: {other:?}"),
         }
     }
@@ -191,7 +192,7 @@ async fn a_newer_format_is_refused() {
         tokio::spawn(connection);
         client.batch_execute(&format!("INSERT INTO {schema}.tenure_format(version) VALUES (99)")).await.unwrap();
         match Tenure::open(&home.url).await {
-            Err(e @ Error::NewerFormat { found: 99, .. }) => assert!(e.to_string().contains("newer version"), "{e}"),
+            Err(e @ Error::NewerFormat { version: 99, .. }) => assert!(e.to_string().contains("newer version"), "{e}"),
             other => panic!("{other:?}"),
         }
     }

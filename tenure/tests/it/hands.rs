@@ -83,7 +83,7 @@ impl Model for Script {
             "id": "x", "object": "chat.completion", "model": "m",
             "choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": {"total_tokens": 10},
         });
-        Ok(Box::pin(Spoken([ModelChunk::Whole(body.to_string())].into())))
+        Ok(Box::pin(Spoken([ModelChunk::Complete(body.to_string())].into())))
     }
 }
 
@@ -239,7 +239,7 @@ impl Fragile {
     fn error(&self) -> Error {
         match self.comes_back {
             true => Error::unavailable("it is away"),
-            false => Error::Full { place: "a store that is dead".to_owned() },
+            false => Error::Full { location: "a store that is dead".to_owned() },
         }
     }
 
@@ -288,17 +288,17 @@ impl Store for Fragile {
     async fn head(&self, key: &SessionKey) -> Result<Option<Head>> {
         self.alive()?.head(key).await
     }
-    fn glance(&self, key: &SessionKey, known: &str) -> Option<Result<HeadCheck>> {
+    fn head_if_changed(&self, key: &SessionKey, known: &str) -> Option<Result<HeadCheck>> {
         match self.alive() {
-            Ok(store) => store.glance(key, known),
+            Ok(store) => store.head_if_changed(key, known),
             Err(e) => Some(Err(e)),
         }
     }
-    fn tell(&self, key: &SessionKey) {
-        self.inner.tell(key);
+    fn notify(&self, key: &SessionKey) {
+        self.inner.notify(key);
     }
-    fn hear(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
-        self.inner.hear()
+    fn subscribe(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
+        self.inner.subscribe()
     }
     fn concurrency(&self) -> Concurrency {
         self.inner.concurrency()
@@ -352,11 +352,11 @@ impl Store for Fragile {
     async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {
         self.alive()?.expire(now, limit).await
     }
-    async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
-        self.alive()?.clear(tenant, owner).await
+    async fn delete_owner(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
+        self.alive()?.delete_owner(tenant, owner).await
     }
-    async fn wipe(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
-        self.alive()?.wipe(tenant, owner).await
+    async fn scrub(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
+        self.alive()?.scrub(tenant, owner).await
     }
     async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>> {
         self.alive()?.blob(tenant, id).await
@@ -395,9 +395,9 @@ pub fn question(text: &str) -> TurnRequest {
 }
 
 pub async fn begin(tenure: &Tenure, ask: TurnRequest) -> Result<Box<OpenRun>> {
-    match tenure.turn(&ada(), ask).await? {
-        TurnStart::Turn(turn) => Ok(turn),
-        TurnStart::Before { .. } => panic!("the request was already answered"),
+    match tenure.begin_turn(&ada(), ask).await? {
+        TurnStart::Run(turn) => Ok(turn),
+        TurnStart::AlreadyAnswered { .. } => panic!("the request was already answered"),
     }
 }
 
@@ -420,8 +420,8 @@ pub async fn turn_of(
 /// Takes over all orphaned runs and executes them.
 pub async fn take_over(tenure: &Tenure, model: &Script, tools: &Workshop) -> Vec<Result<TurnOutcome, TurnError>> {
     let mut done = Vec::new();
-    for head in tenure.abandoned(16).await.unwrap() {
-        if let Some(turn) = tenure.take_over(&head).await.unwrap() {
+    for head in tenure.find_orphaned_runs(16).await.unwrap() {
+        if let Some(turn) = tenure.claim_orphaned_run(&head).await.unwrap() {
             done.push(work(turn, model, tools).await);
         }
     }

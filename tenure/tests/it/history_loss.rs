@@ -8,7 +8,7 @@ use tenure::store::{Commit, RecordRange};
 use tenure::*;
 
 /// Truncates a stored session to its first `upto` records.
-async fn go_back(tenure: &Tenure, session: &SessionId, upto: usize) {
+async fn truncate_log(tenure: &Tenure, session: &SessionId, upto: usize) {
     let (store, key) = (tenure.store(), ada().key(session));
     let mut log = store.records(&key, &RecordRange::after(0)).await.unwrap();
     log.truncate(upto);
@@ -17,11 +17,11 @@ async fn go_back(tenure: &Tenure, session: &SessionId, upto: usize) {
     store.commit(&Commit::new(None, log, head)).await.unwrap();
 }
 
-fn said(texts: &[&str]) -> Vec<String> {
+fn user_messages(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|t| Message::user(t).as_str().to_owned()).collect()
 }
 
-async fn say(tenure: &Tenure, text: &str) {
+async fn append_message(tenure: &Tenure, text: &str) {
     tenure.append(&ada(), &id("s"), vec![Message::user(text)]).await.unwrap();
 }
 
@@ -29,7 +29,7 @@ async fn say(tenure: &Tenure, text: &str) {
 /// has no findings.
 async fn assert_all_see(home: &Home, nodes: &[&Tenure], texts_wanted: &[&str]) {
     for tenure in nodes.iter().copied().chain([&home.beside()]) {
-        assert_eq!(texts(&tenure.load(&ada(), &id("s")).await.unwrap()), said(texts_wanted));
+        assert_eq!(texts(&tenure.load(&ada(), &id("s")).await.unwrap()), user_messages(texts_wanted));
         assert_eq!(tenure.head(&ada(), &id("s")).await.unwrap(), home.beside().head(&ada(), &id("s")).await.unwrap());
     }
     assert_eq!(home.tenure.examine(|_| ()).await.unwrap(), []);
@@ -37,52 +37,52 @@ async fn assert_all_see(home: &Home, nodes: &[&Tenure], texts_wanted: &[&str]) {
 
 on_every_store! {
     /// Others extended the log to its former length: the same position with a different history.
-    async fn a_log_of_the_same_length_is_told_apart(home: &mut Home) {
+    async fn a_different_log_of_the_same_length_is_detected(home: &mut Home) {
         let other = home.beside();
         home.tenure.create(&ada(), named("s")).await.unwrap();
-        say(&home.tenure, "one").await;
-        say(&home.tenure, "lost").await;
-        go_back(&other, &id("s"), 2).await;
-        say(&other, "other").await;
-        say(&home.tenure, "next").await;
+        append_message(&home.tenure, "one").await;
+        append_message(&home.tenure, "lost").await;
+        truncate_log(&other, &id("s"), 2).await;
+        append_message(&other, "other").await;
+        append_message(&home.tenure, "next").await;
         assert_all_see(home, &[&home.tenure, &other], &["one", "other", "next"]).await;
     }
 
     /// A read detects the loss as well, without a write.
-    async fn a_read_shows_what_is_stored(home: &mut Home) {
+    async fn a_read_shows_the_stored_history(home: &mut Home) {
         let other = home.beside();
         home.tenure.create(&ada(), named("s")).await.unwrap();
-        say(&home.tenure, "one").await;
-        say(&home.tenure, "lost").await;
+        append_message(&home.tenure, "one").await;
+        append_message(&home.tenure, "lost").await;
         let lost = home.tenure.load(&ada(), &id("s")).await.unwrap();
-        assert_eq!(texts(&lost), said(&["one", "lost"]));
-        go_back(&other, &id("s"), 2).await;
-        say(&other, "other").await;
+        assert_eq!(texts(&lost), user_messages(&["one", "lost"]));
+        truncate_log(&other, &id("s"), 2).await;
+        append_message(&other, "other").await;
         assert_all_see(home, &[&home.tenure], &["one", "other"]).await;
     }
 
     /// Others extended the log beyond its former length: the cached log is not a prefix of the
     /// stored one.
-    async fn a_longer_log_is_told_apart(home: &mut Home) {
+    async fn a_different_longer_log_is_detected(home: &mut Home) {
         let other = home.beside();
         home.tenure.create(&ada(), named("s")).await.unwrap();
-        say(&home.tenure, "one").await;
-        say(&home.tenure, "lost").await;
-        go_back(&other, &id("s"), 2).await;
-        say(&other, "other").await;
-        say(&other, "another").await;
-        say(&home.tenure, "next").await;
+        append_message(&home.tenure, "one").await;
+        append_message(&home.tenure, "lost").await;
+        truncate_log(&other, &id("s"), 2).await;
+        append_message(&other, "other").await;
+        append_message(&other, "another").await;
+        append_message(&home.tenure, "next").await;
         assert_all_see(home, &[&home.tenure, &other], &["one", "other", "another", "next"]).await;
     }
 
     /// No writes since: the cached log is longer than the stored one.
-    async fn a_shorter_log_is_told_apart(home: &mut Home) {
+    async fn a_shorter_log_is_detected(home: &mut Home) {
         let other = home.beside();
         home.tenure.create(&ada(), named("s")).await.unwrap();
-        say(&home.tenure, "one").await;
-        say(&home.tenure, "lost").await;
-        go_back(&other, &id("s"), 2).await;
-        say(&home.tenure, "next").await;
+        append_message(&home.tenure, "one").await;
+        append_message(&home.tenure, "lost").await;
+        truncate_log(&other, &id("s"), 2).await;
+        append_message(&home.tenure, "next").await;
         assert_all_see(home, &[&home.tenure, &other], &["one", "next"]).await;
     }
 
@@ -90,11 +90,11 @@ on_every_store! {
     async fn an_edited_session_is_not_saved_over_another_history(home: &mut Home) {
         let other = home.beside();
         home.tenure.create(&ada(), named("s")).await.unwrap();
-        say(&home.tenure, "one").await;
-        say(&home.tenure, "lost").await;
+        append_message(&home.tenure, "one").await;
+        append_message(&home.tenure, "lost").await;
         let mut edited = home.tenure.load(&ada(), &id("s")).await.unwrap();
-        go_back(&other, &id("s"), 2).await;
-        say(&other, "other").await;
+        truncate_log(&other, &id("s"), 2).await;
+        append_message(&other, "other").await;
         edited.push(picture("see", "F"), home.now());
         assert_eq!(edited.save(&home.tenure).await.unwrap_err().code(), "conflict");
         let mut edited = home.tenure.load(&ada(), &id("s")).await.unwrap();

@@ -1,5 +1,5 @@
 //! The design's invariants that need no crash, on every store. (1–3 are in `crash.rs`, 6 in
-//! `rules.rs`, 7 in `verbs.rs`, 10 in `lifecycle.rs`, 11 in `formats.rs`.)
+//! `rules.rs`, 7 in `operations.rs`, 10 in `lifecycle.rs`, 11 in `formats.rs`.)
 
 use crate::on_every_store;
 use crate::places::*;
@@ -15,16 +15,16 @@ on_every_store! {
         home.tenure.create(&principal, named("x")).await.unwrap();
         // Four instances with separate caches, with four concurrent writers each.
         let mut tasks = Vec::new();
-        for house in 0..4 {
+        for node in 0..4 {
             let tenure = home.beside();
             for writer in 0..4 {
                 let (tenure, principal) = (tenure.clone(), principal.clone());
                 tasks.push(tokio::spawn(async move {
                     let mut acknowledged = Vec::new();
                     for n in 0..12 {
-                        let text = format!("{house}-{writer}-{n}");
+                        let text = format!("{node}-{writer}-{n}");
                         match tenure.append(&principal, &id("x"), vec![Message::user(&text)]).await {
-                            Ok(done) => acknowledged.push((text, done.seq)),
+                            Ok(appended) => acknowledged.push((text, appended.seq)),
                             Err(Error::Conflict { .. }) => {}
                             Err(e) => panic!("{e}"),
                         }
@@ -43,14 +43,14 @@ on_every_store! {
         let seqs: BTreeSet<Seq> = acknowledged.iter().map(|a| a.1).collect();
         assert_eq!(seqs.len(), acknowledged.len(), "no two writers were told the same place");
         for (text, seq) in acknowledged {
-            let said = s.messages.iter().find(|m| m.seq == seq).unwrap();
-            assert_eq!(said.message.text(), text);
+            let message = s.messages.iter().find(|m| m.seq == seq).unwrap();
+            assert_eq!(message.message.text(), text);
         }
         assert_eq!(s.seq as usize, s.messages.len() + 1, "no holes");
     }
 
     /// An instance with a stale cache reads what another has written, and refreshes when it writes.
-    async fn a_reader_sees_what_was_acknowledged(home: &mut Home) {
+    async fn a_reader_sees_every_acknowledged_write(home: &mut Home) {
         let (principal, x) = (ada(), id("x"));
         let other = home.beside();
         home.tenure.create(&principal, named("x")).await.unwrap();
@@ -92,7 +92,7 @@ on_every_store! {
 
     /// Invariant 5: a repeated idempotency key returns the same answer, also after a restart; with
     /// a different body it is rejected.
-    async fn the_same_key_gives_the_same_answer(home: &mut Home) {
+    async fn the_same_idempotency_key_returns_the_same_response(home: &mut Home) {
         let (principal, x) = (ada(), id("x"));
         home.tenure.create(&principal, named("x")).await.unwrap();
         let keyed = |n: usize| Append { idempotency_key: Some("k".into()), ..turn(n).into() };
@@ -120,7 +120,7 @@ on_every_store! {
     }
 
     /// A key is forgotten at its expiry time, as every other item is.
-    async fn a_key_expires_at_its_expiry_time(home: &mut Home) {
+    async fn an_idempotency_key_expires_at_its_expiry_time(home: &mut Home) {
         let (principal, x) = (ada(), id("x"));
         home.tenure.create(&principal, named("x")).await.unwrap();
         let keyed = |n: usize| Append { idempotency_key: Some("k".into()), ..turn(n).into() };
@@ -137,17 +137,17 @@ on_every_store! {
     async fn an_append_can_be_conditional(home: &mut Home) {
         let (principal, x) = (ada(), id("x"));
         let seq = home.tenure.create(&principal, named("x")).await.unwrap().seq;
-        let at = |seq, n| Append { expect: Some(seq), ..turn(n).into() };
-        let done = home.tenure.append(&principal, &x, at(seq, 1)).await.unwrap();
+        let at = |seq, n| Append { if_match: Some(seq), ..turn(n).into() };
+        let appended = home.tenure.append(&principal, &x, at(seq, 1)).await.unwrap();
         assert_eq!(home.tenure.append(&principal, &x, at(seq, 2)).await.unwrap_err().code(), "conflict");
-        home.beside().append(&principal, &x, at(done.seq, 2)).await.unwrap();
-        assert_eq!(home.tenure.append(&principal, &x, at(done.seq, 3)).await.unwrap_err().code(), "conflict");
+        home.beside().append(&principal, &x, at(appended.seq, 2)).await.unwrap();
+        assert_eq!(home.tenure.append(&principal, &x, at(appended.seq, 3)).await.unwrap_err().code(), "conflict");
         assert_eq!(home.tenure.load(&principal, &x).await.unwrap().messages.len(), 8);
     }
 
     /// Invariant 9: a tenant's requests never change or reveal anything of another's; nor do a
     /// user's.
-    async fn nobody_sees_what_is_not_theirs(home: &mut Home) {
+    async fn principals_see_only_their_own_sessions(home: &mut Home) {
         let t = &home.tenure;
         let owner = ada();
         let strangers = [Principal::new("acme", "bob"), Principal::new("other", "ada"), Principal::tenant_wide("other")];
@@ -163,17 +163,17 @@ on_every_store! {
             // does not exist.
             macro_rules! same {
                 ($verb:ident ( $($arg:expr),* )) => {{
-                    let theirs = t.$verb(s, &x $(, $arg)*).await.map(|_| ()).map_err(|e| e.to_string().replace("session x", "session nothing"));
+                    let of_stranger = t.$verb(s, &x $(, $arg)*).await.map(|_| ()).map_err(|e| e.to_string().replace("session x", "session nothing"));
                     let none = t.$verb(s, &nothing $(, $arg)*).await.map(|_| ()).map_err(|e| e.to_string());
-                    assert_eq!(theirs, none, stringify!($verb));
+                    assert_eq!(of_stranger, none, stringify!($verb));
                 }};
             }
             same!(load());
             same!(load_any());
             same!(head());
-            same!(tail(5));
+            same!(last_messages(5));
             same!(append(turn(2)));
-            same!(splice(&turn(2), HistoryMode::Auto));
+            same!(reconcile(&turn(2), HistoryMode::Auto));
             same!(update(SessionPatch::default()));
             same!(pause(None));
             same!(activate());
@@ -183,7 +183,7 @@ on_every_store! {
             same!(rewind(Point::Position(0)));
             same!(discarded());
             same!(fork(Point::End, None));
-            same!(resume(Point::End));
+            same!(rewind_and_load(Point::End));
             same!(export());
             same!(cache_get("tool", &json!({})));
             same!(cache_put("tool", &json!({}), &json!(2)));
@@ -194,7 +194,7 @@ on_every_store! {
             assert_eq!(t.find(s, &visible).await.unwrap(), None);
             let mut query = SessionQuery::new(OwnerFilter::User(owner.tenant.clone(), owner.user.clone()), 50);
             assert!(t.list(s, query.clone()).await.unwrap().heads.is_empty());
-            query.whose = OwnerFilter::Everyone;
+            query.owner = OwnerFilter::AllTenants;
             assert!(t.list(s, query).await.unwrap().heads.is_empty());
             if stranger.tenant.as_str() == "other" {
                 let blob = before.messages[4].message.detach().1[0].id;
@@ -229,7 +229,7 @@ on_every_store! {
             ("max_info_bytes", t.update(&principal, &x, SessionPatch { title: Patch::Set(big.clone()), ..SessionPatch::default() }).await.unwrap_err()),
             ("max_info_bytes", t.create(&principal, NewSession { title: Some(big.clone()), ..named("y") }).await.unwrap_err()),
             ("max_item_bytes", t.cache_put(&principal, &x, "tool", &json!({}), &json!(big)).await.unwrap_err()),
-            ("max_page", t.list(&principal, SessionQuery::new(OwnerFilter::Everyone, 1000)).await.unwrap_err()),
+            ("max_page", t.list(&principal, SessionQuery::new(OwnerFilter::AllTenants, 1000)).await.unwrap_err()),
             ("max_messages", t.import(&principal, &x, Export { messages: vec![Message::user("a"); 6], ..Export::default() }).await.unwrap_err()),
         ];
         for (limit, error) in errors {
@@ -250,43 +250,43 @@ on_every_store! {
     /// any file of the store.
     async fn erase_leaves_no_byte(home: &mut Home) {
         let marker = "xyzzy-Erase-Me-\u{e9}-0042";
-        let mine = Principal::new("acme", "eve").unwrap();
+        let principal = Principal::new("acme", "eve").unwrap();
         let t = home.tenure.clone();
         for n in 0..40 {
             let (name, other) = (format!("e{n}"), format!("keep{n}"));
             let metadata = json!({"secret": marker}).as_object().unwrap().clone();
-            t.create(&mine, NewSession { title: Some(format!("{marker} title")), tags: vec![marker.into()], metadata, ..named(&name) }).await.unwrap();
+            t.create(&principal, NewSession { title: Some(format!("{marker} title")), tags: vec![marker.into()], metadata, ..named(&name) }).await.unwrap();
             t.create(&ada(), named(&other)).await.unwrap();
             let long = format!("{marker} ").repeat(1 + n * n * 3);
-            let said = vec![Message::user(&long), picture(marker, &format!("{marker}{n}")), Message::assistant(marker)];
-            t.append(&mine, &id(&name), said).await.unwrap();
+            let messages = vec![Message::user(&long), picture(marker, &format!("{marker}{n}")), Message::assistant(marker)];
+            t.append(&principal, &id(&name), messages).await.unwrap();
             t.append(&ada(), &id(&other), turn(n)).await.unwrap();
-            t.cache_put(&mine, &id(&name), "tool", &json!({"q": marker}), &json!(long)).await.unwrap();
-            t.append(&mine, &id(&name), Append { idempotency_key: Some(marker.into()), ..turn(n).into() }).await.unwrap();
+            t.cache_put(&principal, &id(&name), "tool", &json!({"q": marker}), &json!(long)).await.unwrap();
+            t.append(&principal, &id(&name), Append { idempotency_key: Some(marker.into()), ..turn(n).into() }).await.unwrap();
             if n % 5 == 0 {
-                t.rewind(&mine, &id(&name), Point::Position(1)).await.unwrap();
-                t.update(&mine, &id(&name), SessionPatch { title: Patch::Set("renamed".into()), ..SessionPatch::default() }).await.unwrap();
+                t.rewind(&principal, &id(&name), Point::Position(1)).await.unwrap();
+                t.update(&principal, &id(&name), SessionPatch { title: Patch::Set("renamed".into()), ..SessionPatch::default() }).await.unwrap();
             }
             if n % 7 == 0 {
-                t.fork(&mine, &id(&name), Point::End, Some(id(&format!("fork{n}")))).await.unwrap();
-                t.append(&mine, &id(&format!("fork{n}")), vec![Message::user(marker)]).await.unwrap();
+                t.fork(&principal, &id(&name), Point::End, Some(id(&format!("fork{n}")))).await.unwrap();
+                t.append(&principal, &id(&format!("fork{n}")), vec![Message::user(marker)]).await.unwrap();
             }
             if n % 3 == 0 {
-                t.purge(&mine, &id(&name)).await.unwrap();
+                t.purge(&principal, &id(&name)).await.unwrap();
             }
         }
-        let shelf = tenure::store::Namespace { tenant: mine.tenant.clone(), owner: tenure::store::Owner::User(mine.user.clone()), name: "memory".into() };
+        let namespace = tenure::store::Namespace { tenant: principal.tenant.clone(), owner: tenure::store::Owner::User(principal.user.clone()), name: "memory".into() };
         for n in 0..30 {
             let item = tenure::store::Item {
                 key: format!("m{n}"), value: json!(marker).to_string(), text: Some(format!("{marker} remembered {n}")),
                 created_at: home.now(), used_at: home.now(), uses: 0, expires_at: None,
             };
-            t.store().put(&shelf, &item, None).await.unwrap();
+            t.store().put(&namespace, &item, None).await.unwrap();
         }
         assert!(home.scan(marker).await > 0 || home.url == "memory:", "the scan finds what is there");
-        let receipt = t.erase(&admin(), &mine.user).await.unwrap();
+        let receipt = t.erase(&admin(), &principal.user).await.unwrap();
         assert_eq!(receipt.sessions, 26 + 6);
-        assert!(t.store().search(&shelf, "remembered", 5).await.unwrap().is_empty());
+        assert!(t.store().search(&namespace, "remembered", 5).await.unwrap().is_empty());
         assert_eq!(home.scan(marker).await, 0, "erased while the store is open");
         for n in 0..40 {
             assert_eq!(texts(&t.load(&ada(), &id(&format!("keep{n}"))).await.unwrap()), raw(&turn(n)));
@@ -313,12 +313,12 @@ impl Home {
         let Some(dir) = &self.dir else { return 0 };
         let escaped = json!(text).to_string();
         let base64 = base64::engine::general_purpose::STANDARD.encode(text);
-        let needles = [
+        let patterns = [
             text.as_bytes(),
             escaped.trim_matches('"').as_bytes(),
             &base64.as_bytes()[..base64.len().min(20) / 4 * 4 - 4],
         ];
-        let mut found = 0;
+        let mut matches_found = 0;
         let mut dirs = vec![dir.path().to_owned()];
         while let Some(dir) = dirs.pop() {
             for entry in std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()) {
@@ -327,14 +327,14 @@ impl Home {
                     continue;
                 }
                 let bytes = std::fs::read(&entry).unwrap();
-                let hits = needles.iter().filter(|n| bytes.windows(n.len()).any(|w| w == **n)).count();
+                let hits = patterns.iter().filter(|n| bytes.windows(n.len()).any(|w| w == **n)).count();
                 if hits > 0 {
                     eprintln!("{} contains the text", entry.display());
                 }
-                found += hits;
+                matches_found += hits;
             }
         }
-        found
+        matches_found
     }
 
     async fn scan_postgres(&self, text: &str) -> usize {
@@ -343,15 +343,15 @@ impl Home {
             tokio_postgres::connect(base.trim_end_matches(['?', '&']), tokio_postgres::NoTls).await.unwrap();
         tokio::spawn(connection);
         let tables = "select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = $1 and c.relkind = 'r'";
-        let mut found = 0;
+        let mut matches_found = 0;
         for row in client.query(tables, &[&schema]).await.unwrap() {
             let table: String = row.get(0);
             let hits = format!(
                 "select count(*) from {schema}.{table} t where t::text like '%' || $1 || '%' or t::text like '%' || $2 || '%'"
             );
             let hex: String = text.bytes().map(|b| format!("{b:02x}")).collect();
-            found += client.query_one(&hits, &[&text, &hex]).await.unwrap().get::<_, i64>(0) as usize;
+            matches_found += client.query_one(&hits, &[&text, &hex]).await.unwrap().get::<_, i64>(0) as usize;
         }
-        found
+        matches_found
     }
 }

@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 fn node(home: &Home, change: impl FnOnce(&mut Options)) -> Tenure {
     let mut options = Options { clock: home.clock.clone(), ..Options::default() };
     change(&mut options);
-    let tenure = Tenure::on(home.tenure.store().clone(), options);
+    let tenure = Tenure::with_store(home.tenure.store().clone(), options);
     tenure.declare(clerk(|_| ()));
     tenure
 }
@@ -35,14 +35,14 @@ on_every_store! {
         let (held, tools) = (Arc::new(Semaphore::new(0)), tools());
         let (slow, quick) = (Script::held(script(), &held), Script::new(script()));
         let turn = begin(&a, question("Go")).await.unwrap();
-        assert!(b.abandoned(9).await.unwrap().is_empty(), "somebody works on it");
+        assert!(b.find_orphaned_runs(9).await.unwrap().is_empty(), "somebody works on it");
         let head = b.head(&ada(), &id("x")).await.unwrap();
-        assert!(b.take_over(&head).await.unwrap().is_none(), "nor can it be taken");
+        assert!(b.claim_orphaned_run(&head).await.unwrap().is_none(), "nor can it be taken");
         let (lost, ()) = tokio::join!(work(*turn, &slow, &tools), async {
             until("it is asked", async || slow.asked() == 1).await;
             home.pass(SignedDuration::from_secs(31));
-            let done = take_over(&b, &quick, &tools).await;
-            assert!(!done[0].as_ref().unwrap().waiting);
+            let outcomes = take_over(&b, &quick, &tools).await;
+            assert!(!outcomes[0].as_ref().unwrap().waiting);
             held.add_permits(9);
         });
         assert_eq!(lost.unwrap_err().code(), "superseded");
@@ -54,12 +54,12 @@ on_every_store! {
 
     /// A node that lost its lease while the other one is still working cannot commit either,
     /// whichever finishes first.
-    async fn a_node_that_lost_its_lease_does_not_join_in(home: &mut Home) {
+    async fn a_node_that_lost_its_lease_commits_nothing(home: &mut Home) {
         let (a, b) = (node(home, |_| ()), node(home, |_| ()));
         let (first, second, tools) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)), tools());
         let (slow, slower) = (Script::held(script(), &first), Script::held(script(), &second));
         let turn = begin(&a, question("Go")).await.unwrap();
-        let taken = async {
+        let taken_over = async {
             until("it is asked", async || slow.asked() == 1).await;
             home.pass(SignedDuration::from_secs(31));
             take_over(&b, &slower, &tools).await
@@ -69,13 +69,13 @@ on_every_store! {
             second.add_permits(9);
             lost
         };
-        let let_go = async {
+        let release_first = async {
             until("the other is asked", async || slower.asked() == 1).await;
             first.add_permits(9);
         };
-        let (lost, taken, ()) = tokio::join!(lost, taken, let_go);
+        let (lost, taken_over, ()) = tokio::join!(lost, taken_over, release_first);
         assert_eq!(lost.unwrap_err().code(), "superseded");
-        assert!(!taken[0].as_ref().unwrap().waiting);
+        assert!(!taken_over[0].as_ref().unwrap().waiting);
         let s = x(&a).await;
         assert_eq!(talk(&s), ["user: Go", "calls: c1 c2", "tool: seen", "tool: paid", "assistant: Done."]);
         assert_eq!((ending(&s), tools.done("pay").len()), ((Some(RunOutcome::Completed), None), 1));
@@ -87,23 +87,23 @@ on_every_store! {
         let (a, b) = (node(home, |_| ()), node(home, |_| ()));
         a.declare(clerk(|c| c.runs.parallel = Some(2)));
         let (never, held) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
-        let asleep = [(read_only("look"), Does::Waits(never)), (read_only("see"), Does::Waits(held.clone())), (tool("pay"), Does::Says("paid"))];
-        let awake = [(read_only("look"), Does::Says("seen")), (read_only("see"), Does::Says("seen")), (tool("pay"), Does::Says("paid"))];
-        let (asleep, awake) = (Workshop::new(asleep), Workshop::new(awake));
-        let three = || [calls(&[("c1", "look", json!({})), ("c2", "see", json!({})), ("c3", "pay", json!({}))]), say("Done.")];
-        let (model, other) = (Script::new(three()), Script::new([say("Done.")]));
+        let suspended_tools = [(read_only("look"), Does::Waits(never)), (read_only("see"), Does::Waits(held.clone())), (tool("pay"), Does::Says("paid"))];
+        let working_tools = [(read_only("look"), Does::Says("seen")), (read_only("see"), Does::Says("seen")), (tool("pay"), Does::Says("paid"))];
+        let (suspended_tools, working_tools) = (Workshop::new(suspended_tools), Workshop::new(working_tools));
+        let script_of_three_calls = || [calls(&[("c1", "look", json!({})), ("c2", "see", json!({})), ("c3", "pay", json!({}))]), say("Done.")];
+        let (model, other) = (Script::new(script_of_three_calls()), Script::new([say("Done.")]));
         let turn = begin(&a, question("Go")).await.unwrap();
-        let (lost, ()) = tokio::join!(work(*turn, &model, &asleep), async {
-            until("two are under way", async || asleep.most.load(std::sync::atomic::Ordering::SeqCst) == 2).await;
+        let (lost, ()) = tokio::join!(work(*turn, &model, &suspended_tools), async {
+            until("two are under way", async || suspended_tools.most.load(std::sync::atomic::Ordering::SeqCst) == 2).await;
             home.pass(SignedDuration::from_secs(31));
-            let taken = take_over(&b, &other, &awake).await;
-            assert!(taken[0].as_ref().unwrap().waiting, "whether it was paid is for a person to say");
+            let outcomes = take_over(&b, &other, &working_tools).await;
+            assert!(outcomes[0].as_ref().unwrap().waiting, "whether it was paid is for a person to say");
             held.add_permits(1);
         });
         assert_eq!(lost.unwrap_err().code(), "superseded");
-        assert_eq!(asleep.done("pay").len(), 0);
+        assert_eq!(suspended_tools.done("pay").len(), 0);
         // With change notifications, it may have stopped earlier.
-        assert!(asleep.done("see").len() == 1 || home.url.starts_with("postgres"));
+        assert!(suspended_tools.done("see").len() == 1 || home.url.starts_with("postgres"));
     }
 
     /// The lease is renewed during the run: the log does not grow, and no other node takes over.
@@ -113,25 +113,25 @@ on_every_store! {
         let (held, tools) = (Arc::new(Semaphore::new(0)), tools());
         let model = Script::held(script(), &held);
         let turn = begin(&a, question("Go")).await.unwrap();
-        let (done, ()) = tokio::join!(work(*turn, &model, &tools), async {
+        let (outcome, ()) = tokio::join!(work(*turn, &model, &tools), async {
             let lease = async || b.head(&ada(), &id("x")).await.unwrap().lease.unwrap();
             let (first, before) = (lease().await, b.head(&ada(), &id("x")).await.unwrap().seq);
             for _ in 0..3 {
                 home.pass(SignedDuration::from_millis(50));
                 until("it is renewed", async || lease().await.until >= home.now() + SignedDuration::from_millis(60)).await;
-                assert!(b.abandoned(9).await.unwrap().is_empty());
+                assert!(b.find_orphaned_runs(9).await.unwrap().is_empty());
             }
             let now = lease().await;
             assert_eq!((&now.node, &now.run), (&first.node, &first.run));
             assert_eq!(b.head(&ada(), &id("x")).await.unwrap().seq, before, "the log has not grown");
             held.add_permits(9);
         });
-        done.unwrap();
+        outcome.unwrap();
         assert_eq!(b.head(&ada(), &id("x")).await.unwrap().lease, None);
     }
 
     /// A node with a stale cached head does not rely on the lease in it.
-    async fn an_old_look_at_a_lease_is_not_believed(home: &mut Home) {
+    async fn a_stale_lease_in_the_cache_is_ignored(home: &mut Home) {
         let short = |o: &mut Options| (o.limits.lease, o.limits.max_wait) = (Duration::from_millis(60), Duration::from_millis(100));
         let (a, b) = (node(home, short), node(home, short));
         let (held, tools) = (Arc::new(Semaphore::new(0)), tools());
@@ -139,7 +139,7 @@ on_every_store! {
         // A run that can be taken over, and one that cannot.
         for detail in [lasting(), serde_json::Map::new()] {
             let turn = begin(&a, TurnRequest { detail, ..question("Go") }).await.unwrap();
-            let (done, ()) = tokio::join!(work(*turn, &model, &tools), async {
+            let (outcome, ()) = tokio::join!(work(*turn, &model, &tools), async {
                 x(&b).await;
                 for _ in 0..4 {
                     home.pass(SignedDuration::from_millis(50));
@@ -147,24 +147,24 @@ on_every_store! {
                     until("it is renewed", async || renewed().await >= home.now() + SignedDuration::from_millis(60)).await;
                 }
                 for on_busy in [OnBusy::Reject, OnBusy::Queue] {
-                    let busy = b.turn(&ada(), TurnRequest { on_busy, ..question("Me too") }).await;
+                    let busy = b.begin_turn(&ada(), TurnRequest { on_busy, ..question("Me too") }).await;
                     assert_eq!(busy.unwrap_err().code(), "busy", "{on_busy:?}");
                 }
                 // An unrelated write must not store the stale lease.
                 let title = SessionPatch { title: Patch::Set("t".into()), ..SessionPatch::default() };
                 b.update(&ada(), &id("x"), title).await.unwrap();
-                let until = b.head(&ada(), &id("x")).await.unwrap().lease.unwrap().until;
-                assert!(until > home.now(), "the lease was cut short");
-                assert!(b.abandoned(9).await.unwrap().is_empty());
+                let lease_end = b.head(&ada(), &id("x")).await.unwrap().lease.unwrap().until;
+                assert!(lease_end > home.now(), "the lease was cut short");
+                assert!(b.find_orphaned_runs(9).await.unwrap().is_empty());
                 held.add_permits(2);
             });
-            done.unwrap();
+            outcome.unwrap();
         }
     }
 
     /// One request sent to two nodes concurrently is executed once, whatever its policy for busy
     /// sessions.
-    async fn the_same_key_at_two_nodes_runs_once(home: &mut Home) {
+    async fn the_same_idempotency_key_at_two_nodes_runs_once(home: &mut Home) {
         for on_busy in [OnBusy::Queue, OnBusy::Interrupt, OnBusy::Branch] {
             let (a, b) = (node(home, |_| ()), node(home, |_| ()));
             let (held, tools) = (Arc::new(Semaphore::new(0)), tools());
@@ -174,7 +174,7 @@ on_every_store! {
             let turn = begin(&a, keyed()).await.unwrap();
             let second = {
                 let (b, ask) = (b.clone(), keyed());
-                tokio::spawn(async move { b.turn(&ada(), ask).await })
+                tokio::spawn(async move { b.begin_turn(&ada(), ask).await })
             };
             let (first, ()) = tokio::join!(work(*turn, &model, &tools), async {
                 until("it is asked", async || model.asked() == 1).await;
@@ -183,7 +183,7 @@ on_every_store! {
                 held.add_permits(9);
             });
             first.unwrap();
-            let TurnStart::Before { replay, session_id, .. } = second.await.unwrap().unwrap() else { panic!("{on_busy:?}: twice") };
+            let TurnStart::AlreadyAnswered { replay, session_id, .. } = second.await.unwrap().unwrap() else { panic!("{on_busy:?}: twice") };
             assert!(replay.body.contains("Done.") && session_id == id(&key), "{on_busy:?}");
             assert_eq!((model.asked(), tools.done("pay").len()), (2, 1), "{on_busy:?}");
         }
@@ -192,30 +192,30 @@ on_every_store! {
 
 /// However the clocks jump, two nodes never both commit their answers.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_clock_that_jumps_lets_only_one_in() {
-    for (ours, theirs) in [(1200, 0), (-1200, 0), (0, 1200), (0, -1200), (1200, -1200), (-1200, 1200)] {
+async fn only_one_node_commits_after_a_clock_jump() {
+    for (jump_a, jump_b) in [(1200, 0), (-1200, 0), (0, 1200), (0, -1200), (1200, -1200), (-1200, 1200)] {
         let home = Home::new("memory").await.unwrap();
-        let of = |clock: &Clock| {
+        let node_with_clock = |clock: &Clock| {
             let tenure =
-                Tenure::on(home.tenure.store().clone(), Options { clock: clock.clone(), ..Options::default() });
+                Tenure::with_store(home.tenure.store().clone(), Options { clock: clock.clone(), ..Options::default() });
             tenure.declare(clerk(|_| ()));
             tenure
         };
         let (clock_a, clock_b) = (Clock::manual(home.now()), Clock::manual(home.now()));
-        let (a, b) = (of(&clock_a), of(&clock_b));
+        let (a, b) = (node_with_clock(&clock_a), node_with_clock(&clock_b));
         let (held, tools) = (Arc::new(Semaphore::new(0)), tools());
         let (slow, quick) = (Script::held(script(), &held), Script::new(script()));
         let turn = begin(&a, question("Go")).await.unwrap();
         let (first, second) = tokio::join!(work(*turn, &slow, &tools), async {
             until("it is asked", async || slow.asked() == 1).await;
-            clock_a.jump(SignedDuration::from_secs(ours));
-            clock_b.jump(SignedDuration::from_secs(theirs));
+            clock_a.jump(SignedDuration::from_secs(jump_a));
+            clock_b.jump(SignedDuration::from_secs(jump_b));
             let second = take_over(&b, &quick, &tools).await;
             held.add_permits(9);
             second
         });
-        let won = usize::from(first.is_ok()) + second.iter().filter(|r| r.is_ok()).count();
-        assert_eq!(won, 1, "{ours} {theirs}: {first:?} {second:?}");
+        let committed = usize::from(first.is_ok()) + second.iter().filter(|r| r.is_ok()).count();
+        assert_eq!(committed, 1, "{jump_a} {jump_b}: {first:?} {second:?}");
         let s = x(&b).await;
         assert_eq!(talk(&s), ["user: Go", "calls: c1 c2", "tool: seen", "tool: paid", "assistant: Done."]);
         assert_eq!(tools.done("pay").len(), 1);
@@ -259,7 +259,7 @@ async fn busy_at_another_node() {
             Err(e) => Err(e.code()),
         };
         let (first, s) = (first.map(drop).map_err(|e| e.code()), x(&a).await);
-        let began = ["user: Before", "assistant: Yes?"];
+        let first_turn = ["user: Before", "assistant: Yes?"];
         match on_busy {
             OnBusy::Queue => {
                 assert_eq!((first, second), (Ok(()), Ok(())));
@@ -282,33 +282,33 @@ async fn busy_at_another_node() {
                 assert_eq!((first, second), (Ok(()), Ok(())));
                 assert_eq!(talk(&s)[2..], ["user: One", "assistant: First."]);
                 let fork = a.load(&ada(), &session.unwrap()).await.unwrap();
-                assert_eq!(talk(&fork), [&began[..], &["user: Two", "assistant: Second."]].concat());
+                assert_eq!(talk(&fork), [&first_turn[..], &["user: Two", "assistant: Second."]].concat());
                 assert_eq!(fork.parent.as_ref().unwrap().session, id("x"));
             }
         }
-        assert_eq!(talk(&s)[..2], began);
+        assert_eq!(talk(&s)[..2], first_turn);
     }
 }
 
 /// Many active runs do not hide the few orphaned ones.
 #[tokio::test]
-async fn what_was_left_behind_is_found_among_many() {
+async fn orphaned_runs_are_found_among_many() {
     let home = Home::new("memory").await.unwrap();
     let (a, b) = (node(&home, |_| ()), node(&home, |_| ()));
-    let ask = |n: usize| TurnRequest { session: Some(id(&format!("s{n}"))), ..question("Go") };
-    drop(begin(&a, ask(0)).await.unwrap());
+    let request = |n: usize| TurnRequest { session: Some(id(&format!("s{n}"))), ..question("Go") };
+    drop(begin(&a, request(0)).await.unwrap());
     home.pass(SignedDuration::from_secs(31));
-    let mut on = Vec::new();
+    let mut active_runs = Vec::new();
     for n in 1..9 {
-        on.push(begin(&a, ask(n)).await.unwrap());
+        active_runs.push(begin(&a, request(n)).await.unwrap());
     }
-    let left: Vec<_> = b.abandoned(3).await.unwrap().into_iter().map(|h| h.info.session_id).collect();
-    assert_eq!(left, [id("s0")]);
+    let orphaned: Vec<_> = b.find_orphaned_runs(3).await.unwrap().into_iter().map(|h| h.info.session_id).collect();
+    assert_eq!(orphaned, [id("s0")]);
 }
 
 /// A run that cannot be resumed without its client is ended with a reason (D-043).
 #[tokio::test]
-async fn a_run_that_can_not_go_on_is_ended() {
+async fn a_run_that_can_not_be_resumed_is_ended() {
     let home = Home::new("memory").await.unwrap();
     let (a, b) = (node(&home, |_| ()), node(&home, |_| ()));
     drop(begin(&a, TurnRequest { detail: Default::default(), ..question("Go") }).await.unwrap());
@@ -318,25 +318,25 @@ async fn a_run_that_can_not_go_on_is_ended() {
     // Of two nodes that see it concurrently, only one gets it.
     drop(begin(&a, question("Again")).await.unwrap());
     home.pass(SignedDuration::from_secs(31));
-    let head = b.abandoned(9).await.unwrap().pop().unwrap();
-    let (one, other) = tokio::join!(a.take_over(&head), b.take_over(&head));
+    let head = b.find_orphaned_runs(9).await.unwrap().pop().unwrap();
+    let (one, other) = tokio::join!(a.claim_orphaned_run(&head), b.claim_orphaned_run(&head));
     assert_eq!([one, other].into_iter().filter(|t| t.as_ref().unwrap().is_some()).count(), 1);
 }
 
 /// A run that is cancelled from another node stops immediately, in the middle of an answer, without
 /// waiting for the lease renewal.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_that_was_stopped_elsewhere_hears_of_it() {
+async fn a_run_cancelled_on_another_node_stops_at_once() {
     let Some(home) = Home::new("postgres").await else { return };
     let long = |o: &mut Options| o.limits.lease = Duration::from_hours(3);
     let a = node(&home, long);
     let b = Tenure::open_with(&home.url, Options { clock: home.clock.clone(), ..Options::default() }).await.unwrap();
-    let never = Script::held(script(), &Arc::new(Semaphore::new(0)));
+    let blocked_model = Script::held(script(), &Arc::new(Semaphore::new(0)));
     let turn = begin(&a, question("Go")).await.unwrap();
     let run = turn.run.clone();
     let tools = tools();
-    let (stopped, ()) = tokio::join!(work(*turn, &never, &tools), async {
-        until("it is asked", async || never.asked() == 1).await;
+    let (stopped, ()) = tokio::join!(work(*turn, &blocked_model, &tools), async {
+        until("it is asked", async || blocked_model.asked() == 1).await;
         b.cancel(&ada(), &id("x"), &run).await.unwrap();
     });
     assert_eq!(stopped.unwrap_err().code(), "superseded");

@@ -83,10 +83,10 @@ on_every_store! {
         }
         let seen = Arc::new(Mutex::new(Vec::new()));
         let failures = Arc::new(AtomicUsize::new(2));
-        let (log, left) = (seen.clone(), failures.clone());
-        home.tenure.on_expire(move |session, why| {
-            log.lock().unwrap().push((session.info.session_id.to_string(), session.messages.len(), why));
-            let fail = session.info.session_id.as_str() == "bad" && left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok();
+        let (log, remaining_failures) = (seen.clone(), failures.clone());
+        home.tenure.on_expire(move |session, reason| {
+            log.lock().unwrap().push((session.info.session_id.to_string(), session.messages.len(), reason));
+            let fail = session.info.session_id.as_str() == "bad" && remaining_failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok();
             async move { if fail { Err("out of order".into()) } else { Ok(()) } }
         });
         home.pass(DAY * 8);
@@ -101,7 +101,7 @@ on_every_store! {
         assert_eq!(keys(&home.tenure.sweep().await.unwrap().expired), ["bad"]);
         let calls = seen.lock().unwrap().clone();
         assert_eq!(calls.len(), 4);
-        assert!(calls.iter().all(|(_, n, why)| *n == 4 && *why == EndReason::Expired));
+        assert!(calls.iter().all(|(_, n, reason)| *n == 4 && *reason == EndReason::Expired));
     }
 
     /// Over the cap, the longest idle sessions are evicted first, with their hooks, and can be
@@ -116,14 +116,14 @@ on_every_store! {
         home.tenure.append(&principal, &id("s0"), turn(1)).await.unwrap();
         let fired = Arc::new(Mutex::new(Vec::new()));
         let log = fired.clone();
-        home.tenure.on_expire(move |session, why| {
-            log.lock().unwrap().push((session.info.session_id.to_string(), why));
+        home.tenure.on_expire(move |session, reason| {
+            log.lock().unwrap().push((session.info.session_id.to_string(), reason));
             async { Ok(()) }
         });
         let report = home.tenure.sweep().await.unwrap();
         assert_eq!(keys(&report.evicted), ["s1", "s2", "s3"]);
         assert_eq!(fired.lock().unwrap().len(), 3);
-        assert!(fired.lock().unwrap().iter().all(|(_, why)| *why == EndReason::Evicted));
+        assert!(fired.lock().unwrap().iter().all(|(_, reason)| *reason == EndReason::Evicted));
         assert!(home.tenure.sweep().await.unwrap().evicted.is_empty());
         home.tenure.restore(&principal, &id("s1")).await.unwrap();
     }
@@ -192,7 +192,7 @@ on_every_store! {
         home.pass(DAY * 8);
         let report = home.tenure.sweep().await.unwrap();
         assert_eq!((report.expired.len(), report.failed.len(), calls.load(Ordering::SeqCst)), (54, 6, 60));
-        assert!(report.failed.iter().all(|(key, why)| key.session.as_str().ends_with('0') && why.contains("disk is full")));
+        assert!(report.failed.iter().all(|(key, reason)| key.session.as_str().ends_with('0') && reason.contains("disk is full")));
         home.pass(SignedDuration::from_mins(2));
         assert_eq!(home.tenure.sweep().await.unwrap().failed.len(), 6, "only those are tried again");
         assert_eq!(calls.load(Ordering::SeqCst), 66);
@@ -204,13 +204,13 @@ on_every_store! {
         let principal = ada();
         home.tenure.create(&principal, named("x")).await.unwrap();
         home.tenure.append(&principal, &id("x"), turn(1)).await.unwrap();
-        let heard = Arc::new(Mutex::new(Vec::new()));
-        let (log, beside) = (heard.clone(), home.beside());
+        let received = Arc::new(Mutex::new(Vec::new()));
+        let (log, beside) = (received.clone(), home.beside());
         home.tenure.on_checkpoint(move |head, label, seq| {
             let (log, beside) = (log.clone(), beside.clone());
             async move {
-                let kept = beside.checkpoints(&ada(), &head.info.session_id).await.unwrap();
-                log.lock().unwrap().push((label.to_string(), seq, kept.last().unwrap().seq));
+                let checkpoints = beside.checkpoints(&ada(), &head.info.session_id).await.unwrap();
+                log.lock().unwrap().push((label.to_string(), seq, checkpoints.last().unwrap().seq));
                 Err("never mind".to_owned())
             }
         });
@@ -224,7 +224,7 @@ on_every_store! {
         let all = home.tenure.checkpoints(&principal, &id("x")).await.unwrap();
         let turn = all.iter().find(|c| c.label.as_str() == "turn-2").unwrap().seq;
         let want = [("mine", by_hand.seq), ("turn-2", turn), ("saved", saved.seq)].map(|(l, seq)| (l.to_owned(), seq, seq));
-        assert_eq!(*heard.lock().unwrap(), want);
+        assert_eq!(*received.lock().unwrap(), want);
     }
 
     /// A pass is bounded, reports that more work remains, and the passes terminate.
@@ -283,9 +283,9 @@ async fn victim() {
         println!("FIRED {}", session.info.session_id);
         async { Ok(()) }
     });
-    let left = AtomicUsize::new(20);
+    let remaining = AtomicUsize::new(20);
     tenure.on_expire(move |_, _| {
-        if left.fetch_sub(1, Ordering::SeqCst) == 0 {
+        if remaining.fetch_sub(1, Ordering::SeqCst) == 0 {
             std::process::abort();
         }
         async { Ok(()) }

@@ -6,26 +6,27 @@
 )]
 
 mod archive;
-mod asking;
 mod audit;
 mod clients;
 mod compact;
 mod crash;
 mod doctor;
-mod foreign;
+mod eager_model_call;
 mod formats;
 mod hands;
 mod history_loss;
+mod import;
 mod invariants;
 mod leases;
 mod lifecycle;
 mod memories;
-mod model;
 mod next;
+mod operations;
 mod outage;
 mod places;
 mod private_files;
 mod redact;
+mod reference_model;
 mod reviews;
 mod rules;
 mod runs;
@@ -35,4 +36,3 @@ mod takeover;
 mod traces;
 mod transcripts;
 mod transfer;
-mod verbs;

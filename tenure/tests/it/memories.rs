@@ -12,8 +12,8 @@ use tenure::*;
 
 /// An embedder that maps a few synonyms to the same dimension, and adds a little noise for all
 /// other words.
-fn concepts(name: &str, awake: &Arc<AtomicBool>) -> Embedder {
-    const SAME: [&[&str]; 5] = [
+fn synonym_embedder(name: &str, awake: &Arc<AtomicBool>) -> Embedder {
+    const SYNONYMS: [&[&str]; 5] = [
         &["tea", "drink", "beverage", "tee", "お茶"],
         &["dog", "pet", "animal", "hund"],
         &["metric", "kilometres", "units", "miles"],
@@ -27,7 +27,7 @@ fn concepts(name: &str, awake: &Arc<AtomicBool>) -> Embedder {
             let vector = |text: &String| {
                 let mut numbers = vec![0.0; 64];
                 for word in text.to_lowercase().split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty()) {
-                    let known = SAME.iter().position(|words| words.contains(&word));
+                    let known = SYNONYMS.iter().position(|words| words.contains(&word));
                     let noise = 8 + word.bytes().fold(7usize, |n, b| (n * 31 + b as usize) % 9973) % 56;
                     numbers[known.unwrap_or(noise)] += if known.is_some() { 1.0 } else { 0.2 };
                 }
@@ -50,7 +50,7 @@ fn assistant(name: &str, scope: MemoryScope, change: impl FnOnce(&mut MemoryConf
 
 /// Declares one assistant of each scope, two in the same group, and one without memory
 /// configuration.
-fn staff(tenure: &Tenure) {
+fn declare_assistants(tenure: &Tenure) {
     let group = |m: &mut MemoryConfig| m.group = Some("lab".to_owned());
     for a in [
         assistant("none", MemoryScope::None, |_| ()),
@@ -104,7 +104,7 @@ on_every_store! {
     /// The assistant's policy determines the scope of a memory; its sessions inherit it.
     async fn scopes(home: &mut Home) {
         let t = &home.tenure;
-        staff(t);
+        declare_assistants(t);
         for (assistant, principal) in [("session", ada()), ("user", ada()), ("group", ada())] {
             let memory_target = begin(t, &principal, assistant, assistant).await;
             t.remember(&principal, &memory_target, fact(&format!("ada said it to {assistant}"))).await.unwrap();
@@ -121,9 +121,9 @@ on_every_store! {
         assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["ada said it to user"]));
         assert_eq!(all(t, &ada(), &MemoryTarget::Assistant("user".into())).await, set(&["ada said it to user"]));
         assert_eq!(all(t, &bob(), &MemoryTarget::Assistant("group".into())).await, set(&["ada said it to group"]));
-        let elsewhere = Principal::new("other", "ada").unwrap();
-        assert_eq!(all(t, &elsewhere, &MemoryTarget::Own).await, set(&[]), "another tenant");
-        assert_eq!(all(t, &elsewhere, &MemoryTarget::Assistant("group".into())).await, set(&[]), "another tenant's group of the same name");
+        let other_tenant = Principal::new("other", "ada").unwrap();
+        assert_eq!(all(t, &other_tenant, &MemoryTarget::Own).await, set(&[]), "another tenant");
+        assert_eq!(all(t, &other_tenant, &MemoryTarget::Assistant("group".into())).await, set(&[]), "another tenant's group of the same name");
         assert_eq!(t.recall(&bob(), &MemoryTarget::Session(id("user")), "said", 5).await.unwrap_err().code(), "not_found");
         for (memory_target, want) in [
             (begin(t, &ada(), "n", "none").await, "memory.scope"),
@@ -139,7 +139,7 @@ on_every_store! {
 
     /// Equal texts are one memory; beyond the cap, the least recently used is evicted; all expire
     /// after their retention.
-    async fn keeping(home: &mut Home) {
+    async fn deduplication_cap_and_retention(home: &mut Home) {
         let t = &home.tenure;
         t.declare(assistant("small", MemoryScope::User, |m| (m.max_entries, m.retention) = (Some(3), Some("30d".parse().unwrap()))));
         let memory_target = begin(t, &ada(), "x", "small").await;
@@ -158,8 +158,8 @@ on_every_store! {
         home.pass(SignedDuration::from_secs(1));
         t.remember(&ada(), &memory_target, fact("the fourth")).await.unwrap();
         assert_eq!(all(t, &ada(), &memory_target).await, set(&["has a dog", "likes tea", "the fourth"]), "Berlin was used least recently");
-        let one = t.memory(&ada(), &memory_target, &first.id).await.unwrap().unwrap();
-        assert_eq!((one.uses, one.sources), (0, vec![MemorySource { session_id: Some(id("x")), messages: vec![], user: None }]));
+        let loaded = t.memory(&ada(), &memory_target, &first.id).await.unwrap().unwrap();
+        assert_eq!((loaded.uses, loaded.sources), (0, vec![MemorySource { session_id: Some(id("x")), messages: vec![], user: None }]));
         assert!(t.forget_memory(&ada(), &memory_target, &first.id).await.unwrap());
         assert!(!t.forget_memory(&ada(), &memory_target, &first.id).await.unwrap());
         assert_eq!(t.memory(&ada(), &memory_target, &first.id).await.unwrap(), None);
@@ -178,18 +178,18 @@ on_every_store! {
     async fn by_words_and_by_meaning(home: &mut Home) {
         let facts = ["She likes green tea", "Her dog is called Rex", "Sie mag grünen Tee", "彼女は緑茶が好きです", "Use metric units always", "Он живёт в Москве"];
         let switch = awake();
-        home.reopen_with(|o| o.embedder = Some(concepts("first", &switch))).await;
+        home.reopen_with(|o| o.embedder = Some(synonym_embedder("first", &switch))).await;
         let t = home.tenure.clone();
         for text in facts {
             t.remember(&ada(), &MemoryTarget::Own, fact(text)).await.unwrap();
         }
-        let found = t.recall(&ada(), &MemoryTarget::Own, "which animal?", 5).await.unwrap();
-        assert_eq!((found.memories[0].memory.text.as_str(), found.by_meaning), (facts[1], true), "no word of it is there");
-        assert!(found.memories[0].similarity.unwrap() > 0.3);
+        let recalled = t.recall(&ada(), &MemoryTarget::Own, "which animal?", 5).await.unwrap();
+        assert_eq!((recalled.memories[0].memory.text.as_str(), recalled.by_meaning), (facts[1], true), "no word of it is there");
+        assert!(recalled.memories[0].similarity.unwrap() > 0.3);
         switch.store(false, SeqCst);
-        let found = t.recall(&ada(), &MemoryTarget::Own, "Was ist mit GRUNEN Tee?", 5).await.unwrap();
-        assert!(!found.by_meaning && found.note.unwrap().contains("sleeps"));
-        assert_eq!(found.memories[0].memory.text, facts[2]);
+        let recalled = t.recall(&ada(), &MemoryTarget::Own, "Was ist mit GRUNEN Tee?", 5).await.unwrap();
+        assert!(!recalled.by_meaning && recalled.note.unwrap().contains("sleeps"));
+        assert_eq!(recalled.memories[0].memory.text, facts[2]);
         assert_eq!(recall(&t, &ada(), &MemoryTarget::Own, "緑茶").await, [facts[3]], "where words are not written apart");
         assert_eq!(recall(&t, &ada(), &MemoryTarget::Own, "где живёт?").await, [facts[5]]);
         assert_eq!(recall(&t, &ada(), &MemoryTarget::Own, "which animal?").await, Vec::<String>::new());
@@ -204,16 +204,16 @@ on_every_store! {
     /// Redacted text is neither stored in a memory or a recall event nor sent to the embedder.
     async fn redacted(home: &mut Home) {
         let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
-        let (heard, rule) = (seen.clone(), RedactionRule::new("number", r"\d{4,}", None).unwrap());
+        let (embedded, rule) = (seen.clone(), RedactionRule::new("number", r"\d{4,}", None).unwrap());
         let embedder = Embedder::new("spy", move |texts| {
-            heard.lock().unwrap().extend(texts.clone());
+            embedded.lock().unwrap().extend(texts.clone());
             async move { Ok(texts.iter().map(|_| vec![1.0, 2.0]).collect()) }
         });
         home.reopen_with(|o| (o.redaction, o.embedder) = (vec![rule].try_into().unwrap(), Some(embedder))).await;
         let t = &home.tenure;
-        let kept = t.remember(&ada(), &MemoryTarget::Own, fact("her card is 98765432")).await.unwrap();
-        assert_eq!(kept.text, "her card is [redacted: number]");
-        assert_eq!(recall(t, &ada(), &MemoryTarget::Own, "is 98765432 her card?").await, [kept.text]);
+        let remembered = t.remember(&ada(), &MemoryTarget::Own, fact("her card is 98765432")).await.unwrap();
+        assert_eq!(remembered.text, "her card is [redacted: number]");
+        assert_eq!(recall(t, &ada(), &MemoryTarget::Own, "is 98765432 her card?").await, [remembered.text]);
         assert_eq!(home.scan("98765432").await, 0);
         assert!(seen.lock().unwrap().len() == 2 && !seen.lock().unwrap().iter().any(|t| t.contains("98765432")));
     }
@@ -222,8 +222,8 @@ on_every_store! {
     /// embedded again, and by similarity afterwards.
     async fn another_model(home: &mut Home) {
         let switch = awake();
-        home.reopen_with(|o| o.embedder = Some(concepts("first", &switch))).await;
-        staff(&home.tenure);
+        home.reopen_with(|o| o.embedder = Some(synonym_embedder("first", &switch))).await;
+        declare_assistants(&home.tenure);
         let session = begin(&home.tenure, &ada(), "x", "session").await;
         for n in 0..70 {
             home.tenure.remember(&ada(), &MemoryTarget::Own, fact(&format!("number {n} of many"))).await.unwrap();
@@ -231,15 +231,15 @@ on_every_store! {
         for memory_target in [&MemoryTarget::Own, &session] {
             home.tenure.remember(&ada(), memory_target, fact("Rex is her dog")).await.unwrap();
         }
-        home.reopen_with(|o| o.embedder = Some(concepts("second", &switch))).await;
-        staff(&home.tenure);
+        home.reopen_with(|o| o.embedder = Some(synonym_embedder("second", &switch))).await;
+        declare_assistants(&home.tenure);
         let t = &home.tenure;
         assert_eq!(recall(t, &ada(), &MemoryTarget::Own, "Rex").await, ["Rex is her dog"]);
         assert_eq!(recall(t, &ada(), &MemoryTarget::Own, "pet").await, Vec::<String>::new(), "vectors of two models are not compared");
         assert_eq!(recall(t, &ada(), &session, "pet").await, ["Rex is her dog"], "few enough to be made at once");
-        let mut told = 0;
-        assert_eq!(t.embed_all(|n| told += n).await.unwrap(), 71);
-        assert_eq!((told, t.embed_all(|_| ()).await.unwrap()), (71, 0));
+        let mut notifications = 0;
+        assert_eq!(t.embed_all(|n| notifications += n).await.unwrap(), 71);
+        assert_eq!((notifications, t.embed_all(|_| ()).await.unwrap()), (71, 0));
         assert_eq!(recall(t, &ada(), &MemoryTarget::Own, "pet").await[0], "Rex is her dog");
         assert_eq!(t.memory_list(&ada(), &MemoryTarget::Own, None, 100).await.unwrap().len(), 71);
     }
@@ -247,39 +247,39 @@ on_every_store! {
     /// Memories stored or deleted by another node are seen here, also by similarity search.
     async fn another_node(home: &mut Home) {
         let switch = awake();
-        home.reopen_with(|o| o.embedder = Some(concepts("first", &switch))).await;
-        let here = home.tenure.clone();
-        let there = Tenure::on(here.store().clone(), Options { clock: home.clock.clone(), embedder: Some(concepts("first", &switch)), ..Options::default() });
-        here.remember(&ada(), &MemoryTarget::Own, fact("She likes tea")).await.unwrap();
-        assert_eq!(recall(&here, &ada(), &MemoryTarget::Own, "pet").await, Vec::<String>::new());
-        assert_eq!(recall(&there, &ada(), &MemoryTarget::Own, "beverage").await, ["She likes tea"]);
-        let rex = there.remember(&ada(), &MemoryTarget::Own, fact("Rex is her dog")).await.unwrap();
+        home.reopen_with(|o| o.embedder = Some(synonym_embedder("first", &switch))).await;
+        let first_node = home.tenure.clone();
+        let second_node = Tenure::with_store(first_node.store().clone(), Options { clock: home.clock.clone(), embedder: Some(synonym_embedder("first", &switch)), ..Options::default() });
+        first_node.remember(&ada(), &MemoryTarget::Own, fact("She likes tea")).await.unwrap();
+        assert_eq!(recall(&first_node, &ada(), &MemoryTarget::Own, "pet").await, Vec::<String>::new());
+        assert_eq!(recall(&second_node, &ada(), &MemoryTarget::Own, "beverage").await, ["She likes tea"]);
+        let rex = second_node.remember(&ada(), &MemoryTarget::Own, fact("Rex is her dog")).await.unwrap();
         for minutes in [0, 1, 58, 70] {
             home.pass(SignedDuration::from_mins(minutes));
-            assert_eq!(recall(&here, &ada(), &MemoryTarget::Own, "pet").await, ["Rex is her dog"], "after {minutes} minutes");
+            assert_eq!(recall(&first_node, &ada(), &MemoryTarget::Own, "pet").await, ["Rex is her dog"], "after {minutes} minutes");
         }
-        here.forget_memory(&ada(), &MemoryTarget::Own, &rex.id).await.unwrap();
-        assert_eq!(recall(&there, &ada(), &MemoryTarget::Own, "pet").await, Vec::<String>::new());
+        first_node.forget_memory(&ada(), &MemoryTarget::Own, &rex.id).await.unwrap();
+        assert_eq!(recall(&second_node, &ada(), &MemoryTarget::Own, "pet").await, Vec::<String>::new());
     }
 
     /// Rewinding or purging a session retracts memories that have no other source. Expiry and
     /// retention do not (D-072).
     async fn provenance(home: &mut Home) {
         let t = &home.tenure;
-        staff(t);
+        declare_assistants(t);
         let x = begin(t, &ada(), "x", "user").await;
         let y = begin(t, &ada(), "y", "user").await;
         t.append(&ada(), &id("x"), turn(1)).await.unwrap();
-        let kept = last_seq(t, &ada(), "x").await;
+        let kept_seq = last_seq(t, &ada(), "x").await;
         t.append(&ada(), &id("x"), turn(2)).await.unwrap();
-        let cut = last_seq(t, &ada(), "x").await;
+        let rewound_seq = last_seq(t, &ada(), "x").await;
         let from = |text: &str, messages: &[Seq]| NewMemory { messages: messages.to_vec(), ..fact(text) };
-        for (text, messages) in [("from what stays", &[kept][..]), ("from what is cut", &[cut]), ("from both", &[kept, cut]), ("from the session", &[])] {
+        for (text, messages) in [("from what stays", &[kept_seq][..]), ("from what is cut", &[rewound_seq]), ("from both", &[kept_seq, rewound_seq]), ("from the session", &[])] {
             t.remember(&ada(), &x, from(text, messages)).await.unwrap();
         }
-        t.remember(&ada(), &x, from("said in two sessions", &[cut])).await.unwrap();
+        t.remember(&ada(), &x, from("said in two sessions", &[rewound_seq])).await.unwrap();
         t.remember(&ada(), &y, fact("said in two sessions")).await.unwrap();
-        assert_eq!(t.remember(&ada(), &x, from("never", &[cut + 50])).await.unwrap_err().code(), "no_such_point");
+        assert_eq!(t.remember(&ada(), &x, from("never", &[rewound_seq + 50])).await.unwrap_err().code(), "no_such_point");
         t.fork(&ada(), &id("x"), Point::End, Some(id("fork"))).await.unwrap();
         t.rewind(&ada(), &id("fork"), "turn-1").await.unwrap();
         assert_eq!(all(t, &ada(), &MemoryTarget::Own).await.len(), 5, "a fork is another session");
@@ -287,7 +287,7 @@ on_every_store! {
         assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["from what stays", "from both", "from the session", "said in two sessions"]));
         // The whole conversation is sent again with a different answer.
         let edited: Vec<Message> = [&turn(1)[..3], &[Message::assistant("another answer"), Message::user("go on")]].concat();
-        t.splice(&ada(), &id("x"), &edited, HistoryMode::Full).await.unwrap();
+        t.reconcile(&ada(), &id("x"), &edited, HistoryMode::Full).await.unwrap();
         assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["from the session", "said in two sessions"]));
         assert!(t.purge(&ada(), &id("x")).await.unwrap());
         assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["said in two sessions"]));
@@ -303,7 +303,7 @@ on_every_store! {
     /// Memories with session scope are deleted with the session.
     async fn the_end_of_a_session(home: &mut Home) {
         let t = &home.tenure;
-        staff(t);
+        declare_assistants(t);
         let x = begin(t, &ada(), "x", "session").await;
         t.remember(&ada(), &x, fact("xyzzy-gone")).await.unwrap();
         t.purge(&ada(), &id("x")).await.unwrap();
@@ -315,8 +315,8 @@ on_every_store! {
     /// vector, a recall event or a dream.
     async fn erasing_leaves_no_byte(home: &mut Home) {
         let (switch, marker) = (awake(), "xyzzy-memory-0042");
-        home.reopen_with(|o| o.embedder = Some(concepts("first", &switch))).await;
-        staff(&home.tenure);
+        home.reopen_with(|o| o.embedder = Some(synonym_embedder("first", &switch))).await;
+        declare_assistants(&home.tenure);
         let (t, eve) = (home.tenure.clone(), Principal::new("acme", "xyzzy-memory-0042-eve").unwrap());
         let group = begin(&t, &eve, "g", "group").await;
         let session = begin(&t, &eve, "s", "session").await;
@@ -346,11 +346,11 @@ on_every_store! {
     /// is in no row and no file any more (D-073).
     async fn retracting_leaves_no_byte(home: &mut Home) {
         let (switch, marker) = (awake(), "plugh-memory-0043");
-        home.reopen_with(|o| o.embedder = Some(concepts("first", &switch))).await;
-        staff(&home.tenure);
+        home.reopen_with(|o| o.embedder = Some(synonym_embedder("first", &switch))).await;
+        declare_assistants(&home.tenure);
         let t = home.tenure.clone();
         for assistant in ["session", "user", "group"] {
-            for (how, session) in ["rewound", "purged", "told"].map(|how| (how, format!("{assistant}-{how}"))) {
+            for (retraction, session) in ["rewound", "purged", "told"].map(|retraction| (retraction, format!("{assistant}-{retraction}"))) {
                 let memory_target = begin(&t, &ada(), &session, assistant).await;
                 t.append(&ada(), &id(&session), turn(1)).await.unwrap();
                 let seq = last_seq(&t, &ada(), &session).await;
@@ -359,13 +359,13 @@ on_every_store! {
                     t.remember(&ada(), &memory_target, fact(&format!("{other} tea number {n} of {session}, at home in the city"))).await.unwrap();
                 }
                 let text = format!("{marker} {session} likes tea");
-                let told = t.remember(&ada(), &memory_target, NewMemory { messages: vec![seq], ..fact(&text) }).await.unwrap();
+                let remembered = t.remember(&ada(), &memory_target, NewMemory { messages: vec![seq], ..fact(&text) }).await.unwrap();
                 assert!(recall(&t, &ada(), &memory_target, &format!("which tea {session}")).await.contains(&text));
                 assert!(home.scan(marker).await > 0 || home.url == "memory:", "the scan finds what is there");
-                match how {
+                match retraction {
                     "rewound" => drop(t.rewind(&ada(), &id(&session), Point::Position(1)).await.unwrap()),
                     "purged" => assert!(t.purge(&ada(), &id(&session)).await.unwrap()),
-                    _ => assert!(t.forget_memory(&ada(), &memory_target, &told.id).await.unwrap()),
+                    _ => assert!(t.forget_memory(&ada(), &memory_target, &remembered.id).await.unwrap()),
                 }
                 assert_eq!(home.scan(marker).await, 0, "{session}");
             }
@@ -376,7 +376,7 @@ on_every_store! {
     /// no other is.
     async fn dreams(home: &mut Home) {
         let t = &home.tenure;
-        staff(t);
+        declare_assistants(t);
         let (x, u) = (begin(t, &ada(), "x", "session").await, begin(t, &ada(), "u", "user").await);
         t.append(&ada(), &id("x"), turn(1)).await.unwrap();
         let seq = last_seq(t, &ada(), "x").await;
@@ -434,9 +434,9 @@ on_every_store! {
             ("c4", "memory", json!({"action": "dance"})),
         ];
         let (model, none) = (Script::new([calls(&first), calls(&second), say("Done.")]), Workshop::default());
-        let TurnStart::Turn(turn) = t.turn(&ada(), question("Which tea?")).await.unwrap() else { panic!("a turn") };
-        let told: Vec<_> = turn.spliced.memories.iter().map(|m| m.id.clone()).collect();
-        assert_eq!(told, [cups.id.clone(), tea.id.clone()], "the newest first");
+        let TurnStart::Run(turn) = t.begin_turn(&ada(), question("Which tea?")).await.unwrap() else { panic!("a turn") };
+        let injected: Vec<_> = turn.reconcile_report.memories.iter().map(|m| m.id.clone()).collect();
+        assert_eq!(injected, [cups.id.clone(), tea.id.clone()], "the newest first");
         turn.run(Executors { model: &model, tools: Some(&none) }, RawObject::default(), false, None).await.unwrap();
         let prompts = model.prompts.lock().unwrap().clone();
         for prompt in &prompts {
@@ -446,13 +446,13 @@ on_every_store! {
             assert_eq!(lines[1..3], ["- 2026-01-02: now likes black tea", "- 2026-01-01: likes green tea"]);
         }
         assert_eq!(prompts.len(), 3);
-        let said = talk(&x(t).await);
-        assert!(said[2].contains("remembered") && said[3].contains("likes green tea") && said[5].contains("true"), "{said:?}");
-        assert!(said[6].contains("dance") && said[6].contains("remember"), "{said:?}");
+        let messages = talk(&x(t).await);
+        assert!(messages[2].contains("remembered") && messages[3].contains("likes green tea") && messages[5].contains("true"), "{messages:?}");
+        assert!(messages[6].contains("dance") && messages[6].contains("remember"), "{messages:?}");
         assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["now likes black\n tea", "takes no sugar"]));
-        let kept = t.memory_list(&ada(), &MemoryTarget::Own, None, 10).await.unwrap().into_iter().find(|m| m.text.contains("sugar")).unwrap();
+        let updated = t.memory_list(&ada(), &MemoryTarget::Own, None, 10).await.unwrap().into_iter().find(|m| m.text.contains("sugar")).unwrap();
         let call = x(t).await.messages[1].seq;
-        assert_eq!(kept.sources, [MemorySource { session_id: Some(id("x")), messages: vec![call], user: None }]);
+        assert_eq!(updated.sources, [MemorySource { session_id: Some(id("x")), messages: vec![call], user: None }]);
         // A rewind to the start of the turn retracts the memory that the call stored.
         t.rewind(&ada(), &id("x"), Point::Position(1)).await.unwrap();
         assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["now likes black\n tea"]));
@@ -462,25 +462,25 @@ on_every_store! {
     /// fail a turn.
     async fn a_turn_without_memories(home: &mut Home) {
         let switch = awake();
-        home.reopen_with(|o| o.embedder = Some(concepts("first", &switch))).await;
+        home.reopen_with(|o| o.embedder = Some(synonym_embedder("first", &switch))).await;
         let t = &home.tenure;
         t.remember(&ada(), &MemoryTarget::Own, fact("likes tea")).await.unwrap();
         switch.store(false, SeqCst);
         let size = |scope, inject| Some(MemoryConfig { scope, inject: Some(inject), ..MemoryConfig::default() });
-        for (memory, told) in [(None, 0), (size(MemoryScope::None, true), 0), (size(MemoryScope::Session, true), 0), (size(MemoryScope::User, false), 0), (size(MemoryScope::User, true), 1)] {
+        for (memory, injected_count) in [(None, 0), (size(MemoryScope::None, true), 0), (size(MemoryScope::Session, true), 0), (size(MemoryScope::User, false), 0), (size(MemoryScope::User, true), 1)] {
             let _ = t.purge(&ada(), &id("x")).await;
             t.declare(clerk(|a| (a.memory, a.tools) = (memory.clone(), vec![ToolSource::Memory])));
             let model = Script::new([say("Hm.")]);
             turn_of(t, question("Which tea?"), &model, &Workshop::default()).await.unwrap();
             let shown = model.shown();
-            assert_eq!((shown.len(), shown.iter().filter(|m| m.contains("likes tea")).count()), (1 + told, told), "{memory:?}");
+            assert_eq!((shown.len(), shown.iter().filter(|m| m.contains("likes tea")).count()), (1 + injected_count, injected_count), "{memory:?}");
         }
     }
 }
 
 /// Memories are also injected into a run that is taken over by another node.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_that_is_taken_over_remembers() {
+async fn a_claimed_run_keeps_its_memories() {
     let home = Home::new("memory").await.unwrap();
     let t = &home.tenure;
     let with_memory = || {
@@ -492,8 +492,8 @@ async fn a_run_that_is_taken_over_remembers() {
     t.declare(with_memory());
     t.remember(&ada(), &MemoryTarget::Own, fact("likes tea")).await.unwrap();
     let (model, none) = (Script::new([say("Tea it is.")]), Workshop::default());
-    let TurnStart::Turn(turn) =
-        t.turn(&ada(), TurnRequest { detail: lasting(), ..question("Which tea?") }).await.unwrap()
+    let TurnStart::Run(turn) =
+        t.begin_turn(&ada(), TurnRequest { detail: lasting(), ..question("Which tea?") }).await.unwrap()
     else {
         panic!()
     };
@@ -502,16 +502,16 @@ async fn a_run_that_is_taken_over_remembers() {
     let other = home.beside();
     other.declare(with_memory());
     let head = other.head(&ada(), &id("x")).await.unwrap();
-    let turn = other.take_over(&head).await.unwrap().unwrap();
+    let turn = other.claim_orphaned_run(&head).await.unwrap().unwrap();
     turn.run(Executors { model: &model, tools: Some(&none) }, RawObject::default(), false, None).await.unwrap();
     assert!(model.shown()[0].contains("likes tea"), "{:?}", model.shown());
 }
 
 /// Concurrent writes and deletions: no memory and no source is lost.
 #[tokio::test(flavor = "multi_thread")]
-async fn many_at_once() {
+async fn concurrent_writes_lose_no_memory() {
     let home = Home::new("sqlite").await.unwrap();
-    staff(&home.tenure);
+    declare_assistants(&home.tenure);
     let mut tasks = Vec::new();
     for n in 0..16 {
         let t = home.tenure.clone();
@@ -535,8 +535,8 @@ async fn an_embedder_that_hangs() {
     let hangs = Embedder::new("hangs", |_| std::future::pending());
     let tenure = Tenure::open_with("memory:", Options { embedder: Some(hangs), ..Options::default() }).await.unwrap();
     tenure.remember(&ada(), &MemoryTarget::Own, fact("likes tea")).await.unwrap();
-    let found = tenure.recall(&ada(), &MemoryTarget::Own, "tea", 5).await.unwrap();
-    assert_eq!((found.memories.len(), found.by_meaning), (1, false));
+    let recalled = tenure.recall(&ada(), &MemoryTarget::Own, "tea", 5).await.unwrap();
+    assert_eq!((recalled.memories.len(), recalled.by_meaning), (1, false));
 }
 
 mod random {
@@ -556,12 +556,12 @@ mod random {
 
         /// A recall never returns a memory outside the caller's scope, and returns all within it.
         #[test]
-        fn nobody_recalls_what_is_not_theirs(said in prop::collection::vec((0usize..4, 0usize..4, 0usize..2), 1..12), meaning in any::<bool>()) {
+        fn a_recall_returns_exactly_the_memories_in_scope(remembered in prop::collection::vec((0usize..4, 0usize..4, 0usize..2), 1..12), meaning in any::<bool>()) {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
             runtime.block_on(async {
-                let embedder = meaning.then(|| concepts("first", &awake()));
+                let embedder = meaning.then(|| synonym_embedder("first", &awake()));
                 let t = Tenure::open_with("memory:", Options { embedder, ..Options::default() }).await.unwrap();
-                staff(&t);
+                declare_assistants(&t);
                 let principal = |i: usize| Principal::new(PRINCIPALS[i].0, PRINCIPALS[i].1).unwrap();
                 let name = |i: usize, a: usize, s: usize| format!("{}-{}-{s}", PRINCIPALS[i].1, ASSISTANTS[a]);
                 for i in 0..4 {
@@ -571,21 +571,21 @@ mod random {
                         }
                     }
                 }
-                for (i, a, s) in &said {
+                for (i, a, s) in &remembered {
                     t.remember(&principal(*i), &MemoryTarget::Session(id(&name(*i, *a, *s))), fact(&words(*i, *a, *s))).await.unwrap();
                 }
                 for (i, (tenant, user)) in PRINCIPALS.into_iter().enumerate() {
                     for (a, assistant) in ASSISTANTS.into_iter().enumerate() {
                         for s in 0..2 {
-                            let found: BTreeSet<String> = recall(&t, &principal(i), &MemoryTarget::Session(id(&name(i, a, s))), "which drink, tea?").await.into_iter().collect();
-                            let theirs = said.iter().filter(|(j, b, r)| PRINCIPALS[*j].0 == tenant && match assistant {
+                            let recalled: BTreeSet<String> = recall(&t, &principal(i), &MemoryTarget::Session(id(&name(i, a, s))), "which drink, tea?").await.into_iter().collect();
+                            let in_scope = remembered.iter().filter(|(j, b, r)| PRINCIPALS[*j].0 == tenant && match assistant {
                                 "session" => (*j, *b, *r) == (i, a, s),
                                 "user" => *j == i && *b == a,
                                 _ => *b >= 2,
                             });
-                            let theirs: BTreeSet<String> = theirs.map(|(j, b, r)| words(*j, *b, *r)).collect();
-                            assert!(found.is_subset(&theirs), "{tenant} {user} to {assistant}: {found:?}");
-                            assert_eq!(found.len(), theirs.len().min(10));
+                            let in_scope: BTreeSet<String> = in_scope.map(|(j, b, r)| words(*j, *b, *r)).collect();
+                            assert!(recalled.is_subset(&in_scope), "{tenant} {user} to {assistant}: {recalled:?}");
+                            assert_eq!(recalled.len(), in_scope.len().min(10));
                         }
                     }
                 }

@@ -25,7 +25,10 @@ impl Log {
     fn new() -> Self {
         let run = RunId::new("r1").unwrap();
         let started = Entry::RunStarted { run: run.clone(), claim: None, detail: Default::default() };
-        Self { entries: vec![Entry::created(SessionCreated::default()), said(Message::user("Hi")), started], run }
+        Self {
+            entries: vec![Entry::created(SessionCreated::default()), message_entry(Message::user("Hi")), started],
+            run,
+        }
     }
 
     fn push(mut self, entry: Entry) -> Self {
@@ -42,7 +45,7 @@ impl Log {
         };
         let calls: Vec<Value> = calls.iter().map(call).collect();
         let message = json!({"role": "assistant", "content": null, "tool_calls": calls});
-        self.push(said(Message::from_value(&message).unwrap()))
+        self.push(message_entry(Message::from_value(&message).unwrap()))
     }
 
     fn started(self, call: &str) -> Self {
@@ -57,15 +60,15 @@ impl Log {
     }
 
     fn result(self, call: &str) -> Self {
-        self.push(said(Message::tool(call, "done")))
+        self.push(message_entry(Message::tool(call, "done")))
     }
 
     fn answer(self) -> Self {
-        self.push(said(Message::assistant("There you are.")))
+        self.push(message_entry(Message::assistant("There you are.")))
     }
 
-    fn asked(self) -> Self {
-        self.push(said(Message::user("More")))
+    fn user_message(self) -> Self {
+        self.push(message_entry(Message::user("More")))
     }
 
     fn seq(&self) -> Seq {
@@ -105,14 +108,14 @@ impl Log {
     }
 
     fn rewound(self, to: Seq) -> Self {
-        let mark = self.session_upto(to).mark.clone();
-        self.push(Entry::Rewound(RewindEntry { to, mark }))
+        let digest = self.session_upto(to).digest.clone();
+        self.push(Entry::Rewound(RewindEntry { to, digest }))
     }
 
     /// A fork at this point.
     fn forked(self) -> Self {
-        let mark = self.session().mark.clone();
-        let parent = Parent { session: SessionId::new("s").unwrap(), seq: self.seq(), mark };
+        let digest = self.session().digest.clone();
+        let parent = Parent { session: SessionId::new("s").unwrap(), seq: self.seq(), digest };
         let mut log = self.push(Entry::created(SessionCreated { parent: Some(parent), ..SessionCreated::default() }));
         log.run = RunId::new("r2").unwrap();
         let run = log.run.clone();
@@ -130,20 +133,19 @@ impl Log {
     }
 }
 
-fn said(message: Message) -> Entry {
+fn message_entry(message: Message) -> Entry {
     Entry::message(message)
 }
 
 /// A step in short notation: `call c1 {"a":1}`, `say c1: …`, `review c1`, `was c1 done`.
-fn words(step: &NextStep) -> String {
-    let job = |j: &PendingCall| match &j.doing {
+fn describe(step: &NextStep) -> String {
+    let job = |j: &PendingCall| match &j.action {
         CallAction::Call(arguments) => format!("call {} {}", j.call.id, Value::Object(arguments.clone())),
-        CallAction::Say(text) => format!("say {}: {}", j.call.id, text.split(['.', '(', ';']).next().unwrap().trim()),
+        CallAction::Respond(text) => {
+            format!("say {}: {}", j.call.id, text.split(['.', '(', ';']).next().unwrap().trim())
+        }
     };
-    let asks = |q: &ReviewRequest| match q.lost {
-        true => format!("was {} done", q.call.id),
-        false => format!("review {}", q.call.id),
-    };
+    let asks = |q: &ReviewRequest| if q.lost { format!("was {} done", q.call.id) } else { format!("review {}", q.call.id) };
     match step {
         NextStep::Model => "model".to_owned(),
         NextStep::Tools(jobs) => jobs.iter().map(job).collect::<Vec<_>>().join(", "),
@@ -155,29 +157,29 @@ fn words(step: &NextStep) -> String {
 
 #[track_caller]
 fn check(log: Log, want: &str) {
-    rules_of(&mail_is_reviewed(), false, |rules| assert_eq!(words(&next(&log.session(), rules)), want));
+    rules_of(&mail_is_reviewed(), false, |rules| assert_eq!(describe(&next(&log.session(), rules)), want));
 }
 
 use Decision::{Approved, Corrected, Rejected};
 
 #[test]
-fn questions_answers_and_results() {
+fn messages_calls_and_results() {
     check(Log { entries: vec![Entry::created(SessionCreated::default())], ..Log::new() }, "done");
     check(Log::new(), "model");
     check(Log::new().answer(), "done");
-    check(Log::new().answer().asked(), "model");
-    check(Log::new().push(said(Message::system("Be kind."))), "model");
+    check(Log::new().answer().user_message(), "model");
+    check(Log::new().push(message_entry(Message::system("Be kind."))), "model");
     check(Log::new().calls(&["c1=look", "c2=pay"]), "call c1 {}, call c2 {}");
     check(Log::new().calls(&["c1=look", "c2=pay"]).result("c2"), "call c1 {}");
     check(Log::new().calls(&["c1=look", "c2=pay"]).result("c2").result("c1"), "model");
     check(Log::new().calls(&["c1=look"]).result("c1").answer(), "done");
     // A system message between calls and results is not an answer.
-    check(Log::new().calls(&["c1=look"]).push(said(Message::system("Be brief."))).result("c1"), "model");
+    check(Log::new().calls(&["c1=look"]).push(message_entry(Message::system("Be brief."))).result("c1"), "model");
     check(Log::new().calls(&[r#"c1=pay{"amount":5}"#]), r#"call c1 {"amount":5}"#);
 }
 
 #[test]
-fn a_call_that_was_begun() {
+fn a_call_that_was_started() {
     check(Log::new().calls(&["c1=look"]).started("c1"), "call c1 {}");
     check(Log::new().calls(&["c1=set"]).started("c1"), "call c1 {}");
     check(Log::new().calls(&["c1=pay"]).started("c1"), "was c1 done");
@@ -201,16 +203,16 @@ fn a_call_that_was_begun() {
 }
 
 #[test]
-fn a_call_that_a_person_must_allow() {
-    let asked = || Log::new().calls(&[r#"c1=mail{"amount":5}"#]);
-    check(asked(), "review c1");
-    check(asked().review("c1", false), "wait");
-    check(asked().decided("c1", false, Approved), r#"call c1 {"amount":5}"#);
-    check(asked().decided("c1", false, Rejected), "say c1: A reviewer rejected this call");
-    check(asked().decided("c1", false, Corrected), r#"call c1 {"amount":7}"#);
-    check(asked().decided("c1", false, Approved).started("c1"), "was c1 done");
-    check(asked().decided("c1", false, Approved).started("c1").result("c1"), "model");
-    let again = || asked().decided("c1", false, Approved).started("c1");
+fn a_call_that_requires_review() {
+    let log_with_call = || Log::new().calls(&[r#"c1=mail{"amount":5}"#]);
+    check(log_with_call(), "review c1");
+    check(log_with_call().review("c1", false), "wait");
+    check(log_with_call().decided("c1", false, Approved), r#"call c1 {"amount":5}"#);
+    check(log_with_call().decided("c1", false, Rejected), "say c1: A reviewer rejected this call");
+    check(log_with_call().decided("c1", false, Corrected), r#"call c1 {"amount":7}"#);
+    check(log_with_call().decided("c1", false, Approved).started("c1"), "was c1 done");
+    check(log_with_call().decided("c1", false, Approved).started("c1").result("c1"), "model");
+    let again = || log_with_call().decided("c1", false, Approved).started("c1");
     check(again().decided("c1", true, Rejected), r#"call c1 {"amount":5}"#);
     check(again().decided("c1", true, Approved), "say c1: A reviewer confirmed that this call was executed");
     // Two open reviews, of which one is decided.
@@ -220,7 +222,7 @@ fn a_call_that_a_person_must_allow() {
 
 /// A correction stays in force if the call is lost and executed again.
 #[test]
-fn a_correction_outlives_a_crash() {
+fn a_correction_survives_a_crash() {
     let corrected = || Log::new().calls(&[r#"c1=mail{"amount":5}"#]).decided("c1", false, Corrected).started("c1");
     check(corrected(), "was c1 done");
     check(corrected().decided("c1", true, Rejected), r#"call c1 {"amount":7}"#);
@@ -230,8 +232,8 @@ fn a_correction_outlives_a_crash() {
     );
     // The review of a lost call shows the corrected arguments.
     rules_of(&mail_is_reviewed(), false, |rules| {
-        let NextStep::Review(asked) = next(&corrected().session(), rules) else { panic!() };
-        assert_eq!(asked[0].arguments, json!({"amount": 7}));
+        let NextStep::Review(requests) = next(&corrected().session(), rules) else { panic!() };
+        assert_eq!(requests[0].arguments, json!({"amount": 7}));
     });
 }
 
@@ -243,7 +245,7 @@ fn unknown_tools_and_bad_arguments() {
     check(Log::new().calls(&["c1=look{\"a\":"]), "say c1: The arguments are not a JSON object");
     check(Log::new().calls(&["c1=look "]), "call c1 {}");
     rules_of(&[], true, |rules| {
-        let step = |log: Log| words(&next(&log.session(), rules));
+        let step = |log: Log| describe(&next(&log.session(), rules));
         assert_eq!(step(Log::new().calls(&["c1=fly"])), "done", "the client's to make");
         assert_eq!(step(Log::new().calls(&["c1=fly", "c2=look"])), "call c2 {}");
         assert_eq!(step(Log::new().calls(&["c1=fly", "c2=look"]).result("c2")), "done");
@@ -259,11 +261,11 @@ fn unknown_tools_and_bad_arguments() {
 
 /// Models reuse call ids: events of an earlier round do not affect a later one.
 #[test]
-fn ids_that_are_used_again() {
+fn reused_call_ids() {
     let before = || Log::new().calls(&["c1=pay"]).started("c1").result("c1");
     check(before().calls(&["c1=pay"]), "call c1 {}");
     check(before().calls(&["c1=pay"]).started("c1"), "was c1 done");
-    check(before().answer().asked().calls(&["c1=pay"]), "call c1 {}");
+    check(before().answer().user_message().calls(&["c1=pay"]), "call c1 {}");
     let allowed = || Log::new().calls(&["c1=mail"]).decided("c1", false, Approved).started("c1").result("c1");
     check(allowed().calls(&["c1=mail"]), "review c1");
     let refused = || Log::new().calls(&["c1=mail"]).decided("c1", false, Rejected).result("c1");
@@ -282,11 +284,11 @@ fn forks_and_rewound_sessions() {
     check(Log::new().calls(&["c1=mail"]).review("c1", false).forked(), "review c1");
     check(Log::new().calls(&["c1=mail"]).decided("c1", false, Approved).forked(), "call c1 {}");
     // Records: 4 is the calls, 5 the start, 6 the result.
-    let done = || Log::new().calls(&["c1=pay"]).started("c1").result("c1");
-    check(done().rewound(4), "was c1 done");
-    check(done().rewound(2), "model");
-    check(done().rewound(2).calls(&["c1=pay"]), "call c1 {}");
-    check(done().answer().rewound(6), "model");
+    let finished_call = || Log::new().calls(&["c1=pay"]).started("c1").result("c1");
+    check(finished_call().rewound(4), "was c1 done");
+    check(finished_call().rewound(2), "model");
+    check(finished_call().rewound(2).calls(&["c1=pay"]), "call c1 {}");
+    check(finished_call().answer().rewound(6), "model");
     // An open review of a discarded call is void.
     check(Log::new().calls(&["c1=mail"]).review("c1", false).rewound(2), "model");
     check(Log::new().calls(&["c1=mail"]).review("c1", false).rewound(4), "review c1");
@@ -297,19 +299,19 @@ fn any_entry() -> impl Strategy<Value = u8> {
     0u8..40
 }
 
-fn push_any(log: Log, what: u8) -> Log {
-    let call = ["c1", "c2", "c3"][usize::from(what % 3)];
-    let decision = [Approved, Rejected, Corrected][usize::from(what / 3 % 3)];
-    match what {
-        0..=2 => log.asked(),
+fn push_any(log: Log, kind: u8) -> Log {
+    let call = ["c1", "c2", "c3"][usize::from(kind % 3)];
+    let decision = [Approved, Rejected, Corrected][usize::from(kind / 3 % 3)];
+    match kind {
+        0..=2 => log.user_message(),
         3..=5 => log.answer(),
         6..=8 => log.calls(&["c1=look", "c2=pay", "c3=mail"]),
         9..=11 => log.calls(&["c3=fly", "c1=set![", "c1=pay"]),
         12..=15 => log.started(call),
         16..=18 => log.cached(call),
         19..=23 => log.result(call),
-        24..=26 => log.review(call, what.is_multiple_of(2)),
-        27..=33 => log.decided(call, what.is_multiple_of(2), decision),
+        24..=26 => log.review(call, kind.is_multiple_of(2)),
+        27..=33 => log.decided(call, kind.is_multiple_of(2), decision),
         34..=36 => {
             let to = log.seq() / 2 + 1;
             log.rewound(to)
@@ -319,7 +321,7 @@ fn push_any(log: Log, what: u8) -> Log {
             let run = log.run.clone();
             log.push(Entry::RunEnded { run, outcome: RunOutcome::Failed, error: None, code: None })
         }
-        _ => log.push(said(Message::system("Be kind."))),
+        _ => log.push(message_entry(Message::system("Be kind."))),
     }
 }
 
@@ -339,7 +341,7 @@ proptest! {
                 last.map(|i| session.messages[i..].iter().filter_map(|m| m.message.tool_call_id()).collect()).unwrap_or_default();
             let touched: Vec<&ToolCall> = match &step {
                 NextStep::Tools(jobs) => jobs.iter().map(|j| &j.call).collect(),
-                NextStep::Review(asked) => asked.iter().map(|q| &q.call).collect(),
+                NextStep::Review(requests) => requests.iter().map(|q| &q.call).collect(),
                 _ => Vec::new(),
             };
             assert!(touched.iter().all(|c| !results.contains(&c.id)), "a call with a result is left alone");
@@ -348,14 +350,14 @@ proptest! {
             }
             let NextStep::Tools(jobs) = &step else { return };
             let since = session.messages[last.unwrap()].seq;
-            for job in jobs.iter().filter(|j| matches!(j.doing, CallAction::Call(_))) {
+            for job in jobs.iter().filter(|j| matches!(j.action, CallAction::Call(_))) {
                 let tool = rules.tools.iter().find(|t| t.name == job.call.name).unwrap();
-                let begun = session.runs.iter().flat_map(|r| &r.tools_started);
-                let begun = begun.filter(|s| s.seq > since && s.call == job.call.id && !s.cached).map(|s| s.seq).max();
+                let started = session.runs.iter().flat_map(|r| &r.tools_started);
+                let started = started.filter(|s| s.seq > since && s.call == job.call.id && !s.cached).map(|s| s.seq).max();
                 let about = |r: &&Review| r.seq > since && r.opened.call.as_ref() == Some(&job.call.id) && r.decided.is_some();
-                let asked = session.reviews.iter().filter(about).map(|r| r.seq).max();
-                assert!(tool.is_repeatable() || begun <= asked, "it may have happened, and nobody was asked");
-                assert!(tool.name != "mail" || asked.is_some(), "nobody allowed it");
+                let requests = session.reviews.iter().filter(about).map(|r| r.seq).max();
+                assert!(tool.is_repeatable() || started <= requests, "it may have happened, and nobody was asked");
+                assert!(tool.name != "mail" || requests.is_some(), "nobody allowed it");
             }
         });
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tenure::*;
 
 fn node(home: &Home, store: Arc<Fragile>) -> Tenure {
-    let tenure = Tenure::on(store, Options { clock: home.clock.clone(), ..Options::default() });
+    let tenure = Tenure::with_store(store, Options { clock: home.clock.clone(), ..Options::default() });
     tenure.declare(clerk(|_| ()));
     tenure
 }
@@ -26,7 +26,7 @@ fn ask(session: &str) -> TurnRequest {
     TurnRequest { session: Some(id(session)), ..question("Go") }
 }
 
-const TALK: [&str; 5] = ["user: Go", "calls: c1 c2", "tool: seen", "tool: paid", "assistant: Done."];
+const MESSAGES: [&str; 5] = ["user: Go", "calls: c1 c2", "tool: seen", "tool: paid", "assistant: Done."];
 
 on_every_store! {
     /// Whichever commit meets the outage, and whether it was persisted or not: the run ends as it
@@ -35,11 +35,11 @@ on_every_store! {
         let counting = Fragile::new(home.tenure.store(), None);
         let tenure = node(home, counting.clone());
         let turn = begin(&tenure, ask("count")).await.unwrap();
-        let begun = counting.commits();
+        let commits_at_start = counting.commits();
         work(*turn, &script(), &tools()).await.unwrap();
         let all = counting.commits();
-        assert!(all >= begun + 3, "the calls, their results, the answer: {begun} {all}");
-        for commit in begun..all {
+        assert!(all >= commits_at_start + 3, "the calls, their results, the answer: {commits_at_start} {all}");
+        for commit in commits_at_start..all {
             for when in [When::Before, When::After] {
                 let (session, tools) = (format!("s{commit}{when:?}"), tools());
                 let store = Fragile::away_at(home.tenure.store(), commit, when);
@@ -49,10 +49,10 @@ on_every_store! {
                     until("the store is away", async || store.is_dead()).await;
                     store.come_back();
                 });
-                let (done, ()) = tokio::join!(work(*turn, &model, &tools), back);
-                assert!(!done.unwrap().waiting);
+                let (outcome, ()) = tokio::join!(work(*turn, &model, &tools), back);
+                assert!(!outcome.unwrap().waiting);
                 let s = home.tenure.load(&ada(), &id(&session)).await.unwrap();
-                assert_eq!(talk(&s), TALK, "{commit} {when:?}");
+                assert_eq!(talk(&s), MESSAGES, "{commit} {when:?}");
                 assert_eq!((ending(&s), s.runs.len()), ((Some(RunOutcome::Completed), None), 1));
                 assert_eq!((tools.done("pay").len(), tools.done("look").len()), (1, 1));
                 assert_eq!(*tenure.load(&ada(), &id(&session)).await.unwrap().head(), *s.head());
@@ -68,21 +68,21 @@ on_every_store! {
         begin(&node(home, counting.clone()), ask("count")).await.unwrap();
         // The commit of the tool results.
         let store = Fragile::away_at(home.tenure.store(), counting.commits() + 1, When::Before);
-        let (here, there) = (node(home, store.clone()), node(home, Fragile::new(home.tenure.store(), None)));
-        let (here_tools, there_tools) = (tools(), tools());
-        let turn = begin(&here, ask("x")).await.unwrap();
-        let (model, taken) = (script(), async {
+        let (first_node, second_node) = (node(home, store.clone()), node(home, Fragile::new(home.tenure.store(), None)));
+        let (first_tools, second_tools) = (tools(), tools());
+        let turn = begin(&first_node, ask("x")).await.unwrap();
+        let (model, claimed) = (script(), async {
             until("the store is away", async || store.is_dead()).await;
             home.pass(SignedDuration::from_secs(60));
-            let head = there.head(&ada(), &id("x")).await.unwrap();
-            let turn = there.take_over(&head).await.unwrap().unwrap();
+            let head = second_node.head(&ada(), &id("x")).await.unwrap();
+            let turn = second_node.claim_orphaned_run(&head).await.unwrap().unwrap();
             // The outcome of the payment is unknown, so a review is opened.
-            assert!(work(turn, &script(), &there_tools).await.unwrap().waiting);
+            assert!(work(turn, &script(), &second_tools).await.unwrap().waiting);
             store.come_back();
         });
-        let (lost, ()) = tokio::join!(work(*turn, &model, &here_tools), taken);
+        let (lost, ()) = tokio::join!(work(*turn, &model, &first_tools), claimed);
         assert_eq!(lost.unwrap_err().code(), "superseded");
         let s = home.tenure.load(&ada(), &id("x")).await.unwrap();
-        assert_eq!((here_tools.done("pay").len(), there_tools.done("pay").len(), s.open_reviews().count()), (1, 0, 1));
+        assert_eq!((first_tools.done("pay").len(), second_tools.done("pay").len(), s.open_reviews().count()), (1, 0, 1));
     }
 }

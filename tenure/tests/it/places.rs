@@ -35,7 +35,7 @@ impl Home {
         let mut options = Options { clock: self.clock.clone(), ..Options::default() };
         change(&mut options);
         if self.url == "memory:" {
-            self.tenure = Tenure::on(self.tenure.store().clone(), options);
+            self.tenure = Tenure::with_store(self.tenure.store().clone(), options);
         } else {
             self.tenure = Tenure::open("memory:").await.unwrap(); // closes the store
             self.tenure = Tenure::open_with(&self.url, options).await.unwrap();
@@ -48,7 +48,7 @@ impl Home {
 
     /// A second `Tenure` with its own cache on the same store, like another process.
     pub fn beside(&self) -> Tenure {
-        Tenure::on(self.tenure.store().clone(), Options { clock: self.clock.clone(), ..Options::default() })
+        Tenure::with_store(self.tenure.store().clone(), Options { clock: self.clock.clone(), ..Options::default() })
     }
 
     pub fn pass(&self, time: SignedDuration) {

@@ -7,24 +7,24 @@ use tenure::{JsonlTranscript, Message, NewSession, Principal, Tenure};
 
 /// Everything in a directory that others may read, write or enter, with its mode.
 fn shared_with_others(directory: &Path) -> Vec<String> {
-    let mut found = Vec::new();
+    let mut readable_by_others = Vec::new();
     for path in std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()) {
         let mode = std::fs::symlink_metadata(&path).unwrap().permissions().mode() & 0o777;
-        found.extend((mode & 0o077 != 0).then(|| format!("{} {mode:o}", path.display())));
+        readable_by_others.extend((mode & 0o077 != 0).then(|| format!("{} {mode:o}", path.display())));
         if path.is_dir() {
-            found.extend(shared_with_others(&path));
+            readable_by_others.extend(shared_with_others(&path));
         }
     }
-    found
+    readable_by_others
 }
 
 #[tokio::test]
 async fn files_of_stores_and_transcripts_are_private() {
     let root = tempfile::tempdir().unwrap();
     let principal = Principal::new("acme", "ada").unwrap();
-    let places = [root.path().join("tenure.db"), root.path().join("below").join("jsonl")];
-    for (scheme, place) in ["sqlite", "jsonl"].into_iter().zip(&places) {
-        let tenure = Tenure::open(&format!("{scheme}:{}", place.display())).await.unwrap();
+    let paths = [root.path().join("tenure.db"), root.path().join("below").join("jsonl")];
+    for (scheme, path) in ["sqlite", "jsonl"].into_iter().zip(&paths) {
+        let tenure = Tenure::open(&format!("{scheme}:{}", path.display())).await.unwrap();
         let id = tenure.create(&principal, NewSession::default()).await.unwrap().info.session_id.clone();
         let picture = format!("data:image/png;base64,{}", "aGVs".repeat(1000));
         let message =

@@ -83,7 +83,7 @@ proptest! {
         for message in [assistant, result] {
             let message = Message::parse(&message.to_string()).unwrap();
             let rules = rules();
-            let (redacted, names) = rules.message(&message);
+            let (redacted, names) = rules.redact_message(&message);
             let again = Message::parse(redacted.as_str());
             prop_assert!(again.is_ok(), "{redacted:?}");
             let (mut before, mut after) = (String::new(), redacted.as_str().to_owned());

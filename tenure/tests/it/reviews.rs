@@ -31,7 +31,7 @@ fn declare(home: &Home) {
 }
 
 /// Creates a session with two open reviews.
-async fn waiting(home: &Home, model: &Script, tools: &Workshop) -> Vec<ReviewId> {
+async fn start_waiting_run(home: &Home, model: &Script, tools: &Workshop) -> Vec<ReviewId> {
     declare(home);
     let answered = turn_of(&home.tenure, question("Go"), model, tools).await.unwrap();
     assert!(answered.waiting);
@@ -51,30 +51,30 @@ on_every_store! {
     /// messages; with the last decision its run can be resumed by any node.
     async fn several_reviews_at_once(home: &mut Home) {
         let (model, tools) = (script(), tools());
-        let asked = waiting(home, &model, &tools).await;
+        let reviews = start_waiting_run(home, &model, &tools).await;
         let s = x(&home.tenure).await;
-        assert_eq!((s.status, asked.len(), s.head().lease.clone()), (Status::Paused, 2, None));
+        assert_eq!((s.status, reviews.len(), s.head().lease.clone()), (Status::Paused, 2, None));
         assert_eq!(talk(&s), ["user: Go", "calls: c1 c2 c3", "tool: seen"], "what nobody must allow is done");
-        let kept = &s.checkpoints.last().unwrap();
-        assert_eq!((kept.position, kept.run.as_ref()), (3, Some(&s.runs[0].id)), "a checkpoint from before the pause");
+        let last_checkpoint = &s.checkpoints.last().unwrap();
+        assert_eq!((last_checkpoint.position, last_checkpoint.run.as_ref()), (3, Some(&s.runs[0].id)), "a checkpoint from before the pause");
         let t = &home.tenure;
         let opened: Vec<_> = s.open_reviews().map(|r| (r.opened.step.as_str(), r.opened.queue.as_deref(), r.opened.detail["arguments"].clone())).collect();
         assert_eq!(opened, [("pay", Some("money"), json!({"n": 1})), ("mail", None, json!({"to": "bob"}))]);
         // A paused session rejects messages and turns.
         assert_eq!(code(t.append(&ada(), &id("x"), turn(1)).await), "paused");
-        assert_eq!(code(t.turn(&ada(), question("More")).await), "paused");
-        assert_eq!(code(t.go_on(&ada(), &id("x"), OnBusy::Queue, lasting()).await), "paused");
+        assert_eq!(code(t.begin_turn(&ada(), question("More")).await), "paused");
+        assert_eq!(code(t.start_run(&ada(), &id("x"), OnBusy::Queue, lasting()).await), "paused");
         assert_eq!(code(t.activate(&ada(), &id("x")).await), "invalid");
         assert_eq!(code(t.patch(&ada(), &id("x"), SessionPatch::default(), Some(Status::Active)).await), "invalid");
-        assert!(t.abandoned(9).await.unwrap().is_empty(), "a run that waits is nobody's");
+        assert!(t.find_orphaned_runs(9).await.unwrap().is_empty(), "a run that waits is nobody's");
         // One node decides; another one, opened later, resumes the run.
         let other = home.beside();
-        let seen = other.decide(&ada(), &asked[1], &verdict(Decision::Approved)).await.unwrap();
+        let seen = other.decide(&ada(), &reviews[1], &verdict(Decision::Approved)).await.unwrap();
         assert_eq!(seen.decided.unwrap().1.decision, Decision::Approved);
         assert_eq!(x(t).await.status, Status::Paused, "one is still open");
-        let again = t.decide(&ada(), &asked[1], &verdict(Decision::Rejected)).await.unwrap_err();
+        let again = t.decide(&ada(), &reviews[1], &verdict(Decision::Rejected)).await.unwrap_err();
         assert_eq!((again.code(), again.to_string().contains("eve decided approved")), ("already_decided", true), "{again}");
-        other.decide(&ada(), &asked[0], &verdict(Decision::Rejected)).await.unwrap();
+        other.decide(&ada(), &reviews[0], &verdict(Decision::Rejected)).await.unwrap();
         assert_eq!(x(t).await.status, Status::Active);
         drop(other);
         home.reopen().await;
@@ -91,34 +91,34 @@ on_every_store! {
     /// Reviews are listed by queue, open or decided; other users' reviews are not visible.
     async fn reviews_are_listed(home: &mut Home) {
         let (model, tools) = (script(), tools());
-        let asked = waiting(home, &model, &tools).await;
+        let reviews = start_waiting_run(home, &model, &tools).await;
         let t = &home.tenure;
         t.create(&ada(), named("quiet")).await.unwrap();
-        let list = async |principal: &Principal, which: ReviewFilter| {
-            let page = t.reviews(principal, &which, None, 10).await.unwrap();
+        let list = async |principal: &Principal, filter: ReviewFilter| {
+            let page = t.reviews(principal, &filter, None, 10).await.unwrap();
             assert!(page.next.is_none());
             page.reviews.into_iter().map(|(head, r)| (head.info.session_id, r.opened.review)).collect::<Vec<_>>()
         };
         let queue = |name: &str| ReviewFilter::Open(Some(name.to_owned()));
-        let of = |n: usize| (id("x"), asked[n].clone());
+        let of = |n: usize| (id("x"), reviews[n].clone());
         for principal in [ada(), admin()] {
             assert_eq!(list(&principal, ReviewFilter::Open(None)).await, [of(0), of(1)]);
             assert_eq!(list(&principal, queue("money")).await, [of(0)]);
             assert_eq!(list(&principal, queue("mone")).await, []);
             assert_eq!(list(&principal, ReviewFilter::Decided).await, []);
-            assert_eq!(t.review(&principal, &asked[0]).await.unwrap().1.opened.review, asked[0]);
+            assert_eq!(t.review(&principal, &reviews[0]).await.unwrap().1.opened.review, reviews[0]);
         }
         let strangers = [Principal::new("acme", "bob"), Principal::new("other", "ada"), Principal::tenant_wide("other")];
         for stranger in strangers.into_iter().map(Result::unwrap) {
             assert_eq!(list(&stranger, ReviewFilter::Open(None)).await, []);
-            assert_eq!(code(t.review(&stranger, &asked[0]).await), "no_such_review");
-            assert_eq!(code(t.decide(&stranger, &asked[0], &verdict(Decision::Approved)).await), "no_such_review");
-            assert_eq!(code(t.claim_review(&stranger, &asked[0], Some("bob"), None, SignedDuration::from_mins(5)).await), "no_such_review");
+            assert_eq!(code(t.review(&stranger, &reviews[0]).await), "no_such_review");
+            assert_eq!(code(t.decide(&stranger, &reviews[0], &verdict(Decision::Approved)).await), "no_such_review");
+            assert_eq!(code(t.claim_review(&stranger, &reviews[0], Some("bob"), None, SignedDuration::from_mins(5)).await), "no_such_review");
         }
-        for odd in [ReviewId::of(&id("x"), 9999), ReviewId::of(&id("nobody"), 1)] {
-            assert_eq!(code(t.review(&admin(), &odd).await), "no_such_review");
+        for unknown in [ReviewId::of(&id("x"), 9999), ReviewId::of(&id("nobody"), 1)] {
+            assert_eq!(code(t.review(&admin(), &unknown).await), "no_such_review");
         }
-        t.decide(&admin(), &asked[0], &verdict(Decision::Approved)).await.unwrap();
+        t.decide(&admin(), &reviews[0], &verdict(Decision::Approved)).await.unwrap();
         assert_eq!(list(&ada(), queue("money")).await, []);
         assert_eq!(list(&ada(), ReviewFilter::Open(None)).await, [of(1)]);
         assert_eq!(list(&ada(), ReviewFilter::Decided).await, [of(0)]);
@@ -126,25 +126,25 @@ on_every_store! {
         for n in 0..5 {
             turn_of(t, TurnRequest { session: Some(id(&format!("y{n}"))), ..question("Go") }, &model, &tools).await.unwrap();
         }
-        let (mut found, mut cursor) = (0, None);
+        let (mut listed, mut cursor) = (0, None);
         loop {
             let page = t.reviews(&admin(), &queue("money"), cursor, 2).await.unwrap();
-            found += page.reviews.len();
+            listed += page.reviews.len();
             cursor = page.next;
             if cursor.is_none() {
                 break;
             }
         }
-        assert_eq!(found, 5);
+        assert_eq!(listed, 5);
     }
 
     /// Of two concurrent decisions, exactly one is accepted.
     async fn one_decision_counts(home: &mut Home) {
         let (model, tools) = (script(), tools());
-        let asked = waiting(home, &model, &tools).await;
+        let reviews = start_waiting_run(home, &model, &tools).await;
         let mut deciders = Vec::new();
         for n in 0..6 {
-            let (tenure, review) = (if n % 2 == 0 { home.beside() } else { home.tenure.clone() }, asked[0].clone());
+            let (tenure, review) = (if n % 2 == 0 { home.beside() } else { home.tenure.clone() }, reviews[0].clone());
             let decision = if n % 3 == 0 { Decision::Approved } else { Decision::Rejected };
             deciders.push(tokio::spawn(async move { tenure.decide(&ada(), &review, &verdict(decision)).await.map_err(|e| e.code()) }));
         }
@@ -162,7 +162,7 @@ on_every_store! {
     }
 
     /// An overdue review is decided according to its rule, by the runner and by the sweep.
-    async fn what_nobody_decides_is_decided_by_the_clock(home: &mut Home) {
+    async fn an_undecided_review_times_out(home: &mut Home) {
         let rule = |tool: &str, minutes: u64, on_timeout| ReviewRule {
             timeout: Some(HumanDuration::of(Duration::from_secs(60 * minutes))), on_timeout, ..reviewed(tool)
         };
@@ -182,8 +182,8 @@ on_every_store! {
         let mut decided = t.sweep().await.unwrap().decided.len();
         decided += t.decide_overdue().await.unwrap();
         assert_eq!(decided, 0, "the sweep had done all of it");
-        let done = take_over(&t, &model, &tools).await;
-        assert_eq!(done.into_iter().map(|d| d.unwrap().waiting).collect::<Vec<_>>(), [false, false]);
+        let outcomes = take_over(&t, &model, &tools).await;
+        assert_eq!(outcomes.into_iter().map(|d| d.unwrap().waiting).collect::<Vec<_>>(), [false, false]);
         for session in ["x", "swept"] {
             let s = t.load(&ada(), &id(session)).await.unwrap();
             assert_eq!(talk(&s)[3..], ["tool: paid", "tool: A reviewer rejected this call; it was not executed. Note: decided automatically: the review timed out", "assistant: Done."]);
@@ -194,15 +194,15 @@ on_every_store! {
 
 /// Decisions are stored in the metadata with exactly these fields.
 #[tokio::test]
-async fn decisions_are_kept_as_the_metadata_promises() {
+async fn decisions_are_stored_in_the_metadata() {
     let home = memory().await;
     let (model, tools) = (script(), tools());
-    let asked = waiting(&home, &model, &tools).await;
+    let reviews = start_waiting_run(&home, &model, &tools).await;
     let notes = "Classification correct, proceed with extraction".to_owned();
-    let told =
+    let expected =
         ReviewInput { notes: Some(notes.clone()), reviewer: "user_789".to_owned(), ..verdict(Decision::Approved) };
-    home.tenure.decide(&ada(), &asked[0], &told).await.unwrap();
-    home.tenure.decide(&ada(), &asked[1], &verdict(Decision::Rejected)).await.unwrap();
+    home.tenure.decide(&ada(), &reviews[0], &expected).await.unwrap();
+    home.tenure.decide(&ada(), &reviews[1], &verdict(Decision::Rejected)).await.unwrap();
     let s = x(&home.tenure).await;
     let at = home.now();
     assert_eq!(
@@ -218,48 +218,48 @@ async fn decisions_are_kept_as_the_metadata_promises() {
 #[tokio::test]
 async fn a_review_can_be_claimed() {
     let home = memory().await;
-    let asked = waiting(&home, &script(), &tools()).await;
+    let reviews = start_waiting_run(&home, &script(), &tools()).await;
     let (t, five) = (&home.tenure, SignedDuration::from_mins(5));
-    let claim = async |by: Option<&str>, forth: Option<&str>| t.claim_review(&ada(), &asked[0], by, forth, five).await;
+    let claim = async |by: Option<&str>, to: Option<&str>| t.claim_review(&ada(), &reviews[0], by, to, five).await;
     let held = claim(Some("eve"), None).await.unwrap().claimed.unwrap();
     assert_eq!(held, ("eve".to_owned(), Some(home.now() + five)));
     assert_eq!(code(claim(Some("mallory"), None).await), "claimed");
     assert_eq!(code(claim(None, Some("mallory")).await), "claimed", "nor can others give it back");
     let by = |reviewer: &str| ReviewInput { reviewer: reviewer.to_owned(), ..verdict(Decision::Approved) };
-    assert_eq!(code(t.decide(&ada(), &asked[0], &by("mallory")).await), "claimed");
+    assert_eq!(code(t.decide(&ada(), &reviews[0], &by("mallory")).await), "claimed");
     claim(Some("eve"), None).await.unwrap();
     assert_eq!(claim(None, Some("eve")).await.unwrap().claimed, None);
     claim(Some("mallory"), None).await.unwrap();
     home.pass(five);
     claim(Some("eve"), None).await.unwrap();
-    t.decide(&ada(), &asked[0], &by("eve")).await.unwrap();
+    t.decide(&ada(), &reviews[0], &by("eve")).await.unwrap();
     assert_eq!(code(claim(Some("eve"), None).await), "already_decided");
     assert_eq!(x(t).await.open_reviews().count(), 1, "the other one is not touched");
 }
 
 /// A correction replaces the arguments. They must be an object of limited size.
 #[tokio::test]
-async fn a_correction_is_what_is_done() {
+async fn a_correction_replaces_the_arguments() {
     let home = memory().await;
     let (model, tools) = (script(), tools());
-    let asked = waiting(&home, &model, &tools).await;
+    let reviews = start_waiting_run(&home, &model, &tools).await;
     let t = &home.tenure;
     let corrected = |arguments: Option<Value>| ReviewInput { arguments, ..verdict(Decision::Corrected) };
     for bad in [None, Some(json!([1])), Some(json!("x"))] {
-        assert_eq!(code(t.decide(&ada(), &asked[0], &corrected(bad)).await), "invalid");
+        assert_eq!(code(t.decide(&ada(), &reviews[0], &corrected(bad)).await), "invalid");
     }
-    let much = json!({"n": "x".repeat(t.limits().max_info_bytes)});
-    assert_eq!(code(t.decide(&ada(), &asked[0], &corrected(Some(much))).await), "too_large");
+    let too_large = json!({"n": "x".repeat(t.limits().max_info_bytes)});
+    assert_eq!(code(t.decide(&ada(), &reviews[0], &corrected(Some(too_large))).await), "too_large");
     let long = ReviewInput { notes: Some("x".repeat(t.limits().max_info_bytes)), ..verdict(Decision::Approved) };
-    assert_eq!(code(t.decide(&ada(), &asked[0], &long).await), "too_large");
-    t.decide(&ada(), &asked[0], &corrected(Some(json!({"n": 7})))).await.unwrap();
-    t.decide(&ada(), &asked[1], &verdict(Decision::Approved)).await.unwrap();
+    assert_eq!(code(t.decide(&ada(), &reviews[0], &long).await), "too_large");
+    t.decide(&ada(), &reviews[0], &corrected(Some(json!({"n": 7})))).await.unwrap();
+    t.decide(&ada(), &reviews[1], &verdict(Decision::Approved)).await.unwrap();
     take_over(t, &model, &tools).await.pop().unwrap().unwrap();
     assert_eq!((tools.done("pay"), tools.done("mail")), (vec![json!({"n": 7})], vec![json!({"to": "bob"})]));
 }
 
 /// The last prompt: the arguments of its calls, and the results.
-fn shown(model: &Script) -> (Vec<String>, Vec<String>) {
+fn shown_calls_and_results(model: &Script) -> (Vec<String>, Vec<String>) {
     let prompts = model.prompts.lock().unwrap();
     let last = prompts.last().unwrap();
     assert!(is_valid(last));
@@ -285,21 +285,21 @@ on_every_store! {
             turn_of(&home.tenure, question("Look"), &earlier, &tools).await.unwrap();
         }
         turn_of(&home.tenure, question("Go"), &model, &tools).await.unwrap();
-        let asked = open(&x(&home.tenure).await);
+        let reviews = open(&x(&home.tenure).await);
         let noted = |decision, notes: &str| ReviewInput { notes: Some(notes.to_owned()), ..verdict(decision) };
         let corrected = ReviewInput { arguments: Some(json!({"n": 7})), ..noted(Decision::Corrected, "not so much") };
-        home.tenure.decide(&ada(), &asked[0], &corrected).await.unwrap();
-        home.tenure.decide(&ada(), &asked[1], &noted(Decision::Approved, "this once")).await.unwrap();
+        home.tenure.decide(&ada(), &reviews[0], &corrected).await.unwrap();
+        home.tenure.decide(&ada(), &reviews[1], &noted(Decision::Approved, "this once")).await.unwrap();
         home.reopen().await;
         declare(&home.tenure);
         take_over(&home.tenure, &model, &tools).await.pop().unwrap().unwrap();
         let before = ["c1 {}", "c2 {}", "c1 {}", "c2 {}"];
-        let (made, results) = shown(&model);
-        assert_eq!(made[..4], before);
-        assert_eq!(made[4..], [r#"c1 {"n":7}"#, r#"c2 {"to":"bob"}"#, "c3 {}"]);
-        let told = ["[a reviewer changed the arguments: not so much]\npaid", "[a reviewer approved this call: this once]\nsent", "seen"];
+        let (shown_calls, results) = shown_calls_and_results(&model);
+        assert_eq!(shown_calls[..4], before);
+        assert_eq!(shown_calls[4..], [r#"c1 {"n":7}"#, r#"c2 {"to":"bob"}"#, "c3 {}"]);
+        let expected_results = ["[a reviewer changed the arguments: not so much]\npaid", "[a reviewer approved this call: this once]\nsent", "seen"];
         assert_eq!(results[..4], ["seen"; 4]);
-        assert_eq!(results[4..], told);
+        assert_eq!(results[4..], expected_results);
         let stored = x(&home.tenure).await;
         let wrote = stored.messages.iter().rev().find(|m| !m.message.tool_calls().is_empty()).unwrap();
         assert_eq!(wrote.message.tool_calls()[0].arguments, r#"{"n":1}"#, "the log keeps what the model wrote");
@@ -308,12 +308,12 @@ on_every_store! {
         // turn, for another call with that id.
         let next = Script::new([say("Thanks.")]);
         turn_of(&home.tenure, question("And?"), &next, &tools).await.unwrap();
-        assert_eq!(shown(&next).1[2..], told);
+        assert_eq!(shown_calls_and_results(&next).1[2..], expected_results);
         assert_eq!(history(&x(&home.tenure).await, &Window::default()).iter().filter(|m| m.text().contains("[a reviewer")).count(), 2);
         home.tenure.rewind(&ada(), &id("x"), Point::Turn(30)).await.unwrap();
         turn_of(&home.tenure, question("Other"), &next, &tools).await.unwrap();
-        assert_eq!(shown(&next).0, ["c1 {}", "c2 {}", "c1 {}", "c2 {}"]);
-        assert_eq!(shown(&next).1, ["seen"; 4]);
+        assert_eq!(shown_calls_and_results(&next).0, ["c1 {}", "c2 {}", "c1 {}", "c2 {}"]);
+        assert_eq!(shown_calls_and_results(&next).1, ["seen"; 4]);
     }
 }
 
@@ -321,14 +321,14 @@ on_every_store! {
 #[tokio::test]
 async fn cancelling_a_run_that_waits() {
     let home = memory().await;
-    let asked = waiting(&home, &script(), &tools()).await;
+    let reviews = start_waiting_run(&home, &script(), &tools()).await;
     let run = x(&home.tenure).await.runs[0].id.clone();
     home.tenure.cancel(&ada(), &id("x"), &run).await.unwrap();
     let s = x(&home.tenure).await;
     assert_eq!((s.status, s.open_reviews().count(), s.head().reviews.len()), (Status::Active, 0, 0));
     assert_eq!(ending(&s), (Some(RunOutcome::Cancelled), Some("cancelled".to_owned())));
-    assert_eq!(code(home.tenure.decide(&ada(), &asked[0], &verdict(Decision::Approved)).await), "already_decided");
-    assert!(home.tenure.abandoned(9).await.unwrap().is_empty());
+    assert_eq!(code(home.tenure.decide(&ada(), &reviews[0], &verdict(Decision::Approved)).await), "already_decided");
+    assert!(home.tenure.find_orphaned_runs(9).await.unwrap().is_empty());
     let model = Script::new([say("Fine.")]);
     turn_of(&home.tenure, question("Never mind"), &model, &tools()).await.unwrap();
     assert!(is_valid(&model.prompts.lock().unwrap()[0]));
@@ -339,16 +339,16 @@ async fn cancelling_a_run_that_waits() {
 async fn rewinding_past_an_open_review() {
     let home = memory().await;
     let (model, tools) = (script(), tools());
-    let asked = waiting(&home, &model, &tools).await;
+    let reviews = start_waiting_run(&home, &model, &tools).await;
     home.tenure.rewind(&ada(), &id("x"), Point::Position(1)).await.unwrap();
     let s = x(&home.tenure).await;
     assert_eq!((s.status, s.open_reviews().count(), s.head().reviews.len()), (Status::Active, 0, 0));
     assert_eq!(ending(&s).0, Some(RunOutcome::Cancelled));
-    assert_eq!(code(home.tenure.decide(&ada(), &asked[0], &verdict(Decision::Approved)).await), "already_decided");
-    let turn = home.tenure.go_on(&ada(), &id("x"), OnBusy::Reject, lasting()).await.unwrap();
+    assert_eq!(code(home.tenure.decide(&ada(), &reviews[0], &verdict(Decision::Approved)).await), "already_decided");
+    let turn = home.tenure.start_run(&ada(), &id("x"), OnBusy::Reject, lasting()).await.unwrap();
     assert!(work(turn, &model, &tools).await.unwrap().waiting, "it is asked anew");
-    let anew = open(&x(&home.tenure).await);
-    assert!(anew.len() == 2 && !anew.contains(&asked[0]));
+    let new_reviews = open(&x(&home.tenure).await);
+    assert!(new_reviews.len() == 2 && !new_reviews.contains(&reviews[0]));
 }
 
 /// A session with open reviews that was deleted is paused again when it is restored.
@@ -356,14 +356,14 @@ async fn rewinding_past_an_open_review() {
 async fn a_restored_session_still_waits() {
     let home = memory().await;
     let (model, tools) = (script(), tools());
-    let asked = waiting(&home, &model, &tools).await;
+    let reviews = start_waiting_run(&home, &model, &tools).await;
     let t = &home.tenure;
     t.delete(&ada(), &id("x")).await.unwrap();
-    assert_eq!(code(t.decide(&ada(), &asked[0], &verdict(Decision::Approved)).await), "gone");
+    assert_eq!(code(t.decide(&ada(), &reviews[0], &verdict(Decision::Approved)).await), "gone");
     assert!(t.reviews(&ada(), &ReviewFilter::Open(None), None, 9).await.unwrap().reviews.is_empty());
     assert_eq!(t.restore(&ada(), &id("x")).await.unwrap().status, Status::Paused);
-    assert_eq!(code(t.turn(&ada(), question("More")).await), "paused");
-    for review in &asked {
+    assert_eq!(code(t.begin_turn(&ada(), question("More")).await), "paused");
+    for review in &reviews {
         t.decide(&ada(), review, &verdict(Decision::Approved)).await.unwrap();
     }
     take_over(t, &model, &tools).await.pop().unwrap().unwrap();
@@ -373,14 +373,14 @@ async fn a_restored_session_still_waits() {
 /// A client that sends its full history includes the review notice; this must not discard the
 /// actual answer (D-062).
 #[tokio::test]
-async fn a_notice_that_comes_back() {
+async fn a_resent_notice_is_ignored() {
     let home = memory().await;
     let (model, tools) = (script(), tools());
-    let asked = waiting(&home, &model, &tools).await;
+    let reviews = start_waiting_run(&home, &model, &tools).await;
     let s = x(&home.tenure).await;
     let notice = s.notice().unwrap();
-    assert!(asked.iter().all(|r| notice.contains(&r.to_string())) && notice.contains("money"), "{notice}");
-    for review in &asked {
+    assert!(reviews.iter().all(|r| notice.contains(&r.to_string())) && notice.contains("money"), "{notice}");
+    for review in &reviews {
         home.tenure.decide(&ada(), review, &verdict(Decision::Approved)).await.unwrap();
     }
     take_over(&home.tenure, &model, &tools).await.pop().unwrap().unwrap();
@@ -397,7 +397,7 @@ async fn a_notice_that_comes_back() {
     let unknown = Message::assistant(&notice.replace("_x", "_nowhere"));
     assert_eq!(t.find(&ada(), &[sent[0].clone(), unknown, sent[2].clone()]).await.unwrap(), None);
     let plan = reconcile(&s, &IncomingRequest { messages: &sent, ..IncomingRequest::default() });
-    assert_eq!((plan.keep, plan.rewound, plan.append.len()), (s.messages.len(), 0, 1));
+    assert_eq!((plan.retained, plan.rewound, plan.append.len()), (s.messages.len(), 0, 1));
     assert_eq!(plan.append[0].message.text(), "And?");
     let model = Script::new([say("Yes.")]);
     let ask = |messages| TurnRequest {

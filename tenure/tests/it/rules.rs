@@ -32,8 +32,8 @@ fn picture(letter: &str) -> String {
     format!("data:image/png;base64,{png}")
 }
 
-fn post(line: &str) -> MessageEntry {
-    let (lead, line) = line.strip_prefix("lead ").map_or((false, line), |l| (true, l));
+fn parse_message_entry(line: &str) -> MessageEntry {
+    let (replaces_instructions, line) = line.strip_prefix("lead ").map_or((false, line), |l| (true, l));
     let (tag, text) = line.split_once(": ").unwrap_or((line.trim_end_matches(':'), ""));
     let message = match tag.split_once(' ').unwrap_or((tag, "")) {
         ("raw", _) => Message::parse(text).unwrap(),
@@ -59,7 +59,7 @@ fn post(line: &str) -> MessageEntry {
             Message::from_value(&serde_json::json!({"role": role, "content": parts})).unwrap()
         }
     };
-    MessageEntry { lead, ..MessageEntry::from(message) }
+    MessageEntry { replaces_instructions, ..MessageEntry::from(message) }
 }
 
 fn session(posts: &[MessageEntry]) -> Session {
@@ -77,10 +77,10 @@ fn session(posts: &[MessageEntry]) -> Session {
 fn by_list_client(mut session: Session) -> Session {
     let run = RunId::generate();
     let mut answer = None;
-    for said in &mut session.messages {
-        match said.message.role() {
-            Role::User => said.replies_to = answer,
-            Role::Assistant => (said.run, answer) = (Some(run.clone()), Some(said.seq)),
+    for stored in &mut session.messages {
+        match stored.message.role() {
+            Role::User => stored.replies_to = answer,
+            Role::Assistant => (stored.run, answer) = (Some(run.clone()), Some(stored.seq)),
             _ => {}
         }
     }
@@ -88,7 +88,7 @@ fn by_list_client(mut session: Session) -> Session {
 }
 
 fn posts(text: &str, name: &str) -> Vec<MessageEntry> {
-    section(text, name).into_iter().map(post).collect()
+    section(text, name).into_iter().map(parse_message_entry).collect()
 }
 
 fn texts(messages: &[Message]) -> Vec<String> {
@@ -101,10 +101,14 @@ fn incoming(messages: &[Message], history: HistoryMode) -> IncomingRequest<'_> {
 
 /// The session after a plan is applied.
 fn after(stored: &Session, plan: &ReconcilePlan) -> Session {
-    let kept = stored.messages[..plan.keep].iter();
-    let kept = kept.map(|m| MessageEntry { lead: m.lead, run: m.run.clone(), ..MessageEntry::from(m.message.clone()) });
-    let after = session(&kept.chain(plan.posts(1)).collect::<Vec<_>>());
-    let same = after.messages.iter().zip(&stored.messages[..plan.keep]).all(|(new, old)| new.seq == old.seq);
+    let retained = stored.messages[..plan.retained].iter();
+    let retained = retained.map(|m| MessageEntry {
+        replaces_instructions: m.replaces_instructions,
+        run: m.run.clone(),
+        ..MessageEntry::from(m.message.clone())
+    });
+    let after = session(&retained.chain(plan.message_entries(1)).collect::<Vec<_>>());
+    let same = after.messages.iter().zip(&stored.messages[..plan.retained]).all(|(new, old)| new.seq == old.seq);
     assert!(same, "stored messages have the records that the plan names");
     after
 }
@@ -126,19 +130,19 @@ fn reconcile_fixtures() {
         let plan = reconcile(&stored, &IncomingRequest { is_retry, has_waited, ..incoming(&messages, history_mode) });
         let mut summary = format!(
             "keep {}, matched {}, spliced {}, rewound {}, ephemeral {}",
-            plan.keep, plan.matched, plan.spliced, plan.rewound, plan.ephemeral
+            plan.retained, plan.matched, plan.omitted, plan.rewound, plan.ephemeral
         );
         if !plan.orphans.is_empty() {
             summary += &format!(", orphans {}", plan.orphans.join(" "));
         }
         assert_eq!(Some(&*summary), setting(&text, "plan"), "{}: {plan:#?}", path.display());
         let appended: Vec<MessageEntry> =
-            plan.posts(1).into_iter().map(|p| MessageEntry { replies_to: None, ..p }).collect();
+            plan.message_entries(1).into_iter().map(|p| MessageEntry { replies_to: None, ..p }).collect();
         let detached = |posts: Vec<MessageEntry>| -> Vec<MessageEntry> {
             posts.into_iter().map(|p| MessageEntry { message: p.message.detach().0, ..p }).collect()
         };
         assert_eq!(detached(appended), detached(posts(&text, "append")), "{}", path.display());
-        let shown = plan.overlay.shown(&after(&stored, &plan), &Window::default());
+        let shown = plan.overlay.history(&after(&stored, &plan), &Window::default());
         assert!(is_valid(&shown), "{}", path.display());
         let shown: Vec<Message> = shown.into_iter().map(|m| m.detach().0).collect();
         let want: Vec<Message> = posts(&text, "shown").into_iter().map(|p| p.message.detach().0).collect();
@@ -177,16 +181,16 @@ mod properties {
             (id.clone(), word).prop_map(|(id, w)| Message::tool(id, w)),
             prop::collection::vec(id, 1..3).prop_map(|ids| {
                 let calls: Vec<String> = ids.iter().map(|id| format!("{id}=run")).collect();
-                post(&format!("calls: {}", calls.join(" "))).message
+                parse_message_entry(&format!("calls: {}", calls.join(" "))).message
             }),
         ]
     }
 
     fn any_posts(max: usize) -> impl Strategy<Value = Vec<MessageEntry>> {
-        let post = (any_message(), prop::bool::weighted(0.1));
+        let entry = (any_message(), prop::bool::weighted(0.1));
         prop::collection::vec(
-            post.prop_map(|(message, lead)| MessageEntry {
-                lead: lead && message.role().instructs(),
+            entry.prop_map(|(message, replaces_instructions)| MessageEntry {
+                replaces_instructions: replaces_instructions: replaces_instructions && message.role().is_instruction(),
                 ..MessageEntry::from(message)
             }),
             0..max,
@@ -231,11 +235,11 @@ mod properties {
         ) {
             let stored = session(&posts);
             let plan = reconcile(&stored, &IncomingRequest { is_retry, has_waited, ..incoming(&messages, mode) });
-            prop_assert!(plan.keep <= stored.messages.len());
-            let system = messages.iter().take_while(|m| m.role().instructs()).count();
+            prop_assert!(plan.retained <= stored.messages.len());
+            let system = messages.iter().take_while(|m| m.role().is_instruction()).count();
             let counted = plan.matched + plan.appended() + plan.ephemeral + plan.orphans.len();
             prop_assert_eq!(counted, messages.len() - system, "{:?}", plan);
-            prop_assert!(is_valid(&plan.overlay.shown(&after(&stored, &plan), &Window::default())));
+            prop_assert!(is_valid(&plan.overlay.history(&after(&stored, &plan), &Window::default())));
             if mode == HistoryMode::Append || (mode == HistoryMode::Auto && has_waited && !is_retry) {
                 prop_assert_eq!(plan.rewound, 0);
             }
@@ -245,13 +249,13 @@ mod properties {
         /// duplicates a tool turn.
         #[test]
         fn a_faithful_client_loses_nothing(mut posts in any_posts(20)) {
-            posts.retain(|p| !p.message.role().instructs());
+            posts.retain(|p| !p.message.role().is_instruction());
             posts.push(Message::assistant("the answer").into());
             let stored = session(&posts);
             let visible: Vec<Message> = stored.messages.iter().filter(|m| m.message.is_visible()).map(|m| m.message.clone()).collect();
             let messages = [visible, vec![Message::user("new")]].concat();
             let plan = reconcile(&stored, &incoming(&messages, HistoryMode::Auto));
-            prop_assert_eq!(plan.keep, stored.messages.len());
+            prop_assert_eq!(plan.retained, stored.messages.len());
             prop_assert_eq!(texts(&plan.append.iter().map(|p| p.message.clone()).collect::<Vec<_>>()), texts(&[Message::user("new")]));
         }
 
@@ -288,9 +292,9 @@ mod properties {
 
 #[test]
 fn messages_keep_every_byte_and_bad_ones_are_refused() {
-    let odd =
+    let unusual =
         r#"{ "x_trace":1.10, "role" : "user","content":"\u00e9\u0000","n":12345678901234567890123,"z":null,"a":[ ] }"#;
-    assert_eq!(Message::parse(odd).unwrap().as_str(), odd);
+    assert_eq!(Message::parse(unusual).unwrap().as_str(), unusual);
     assert_eq!(
         Message::parse("{\"role\":\"user\",\n\"content\":\"a\"}").unwrap().as_str(),
         r#"{"role":"user", "content":"a"}"#
@@ -311,11 +315,11 @@ fn messages_keep_every_byte_and_bad_ones_are_refused() {
         ),
         ("{\"role\":\"user\",\"content\":\"x\"", "", "not a valid message"),
     ];
-    for (text, param, why) in bad {
+    for (text, param, reason) in bad {
         match Message::parse(text) {
             Err(Error::Invalid { param: p, message }) => {
                 assert_eq!(p, param, "{text}");
-                assert!(message.contains(why), "{text}: {message}");
+                assert!(message.contains(reason), "{text}: {message}");
             }
             other => panic!("{text}: {other:?}"),
         }

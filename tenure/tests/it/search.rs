@@ -10,20 +10,20 @@ fn search(text: &str) -> SearchRequest {
 }
 
 /// Each hit as text: session, position (or the title), and the highlighted words.
-fn seen(page: &SearchPage) -> Vec<String> {
-    let one = |f: &SearchHit| {
+fn describe_hits(page: &SearchPage) -> Vec<String> {
+    let describe_hit = |f: &SearchHit| {
         let chars: Vec<char> = f.snippet.chars().collect();
         let words: Vec<String> = f.highlights.iter().map(|(a, b)| chars[*a..*b].iter().collect()).collect();
-        let place = f.said.as_ref().map_or("title".to_owned(), |s| s.position.to_string());
-        format!("{}/{place} {}", f.session_id, words.join("+"))
+        let location = f.message.as_ref().map_or("title".to_owned(), |s| s.position.to_string());
+        format!("{}/{location} {}", f.session_id, words.join("+"))
     };
-    page.found.iter().map(one).collect()
+    page.hits.iter().map(describe_hit).collect()
 }
 
-async fn found(tenure: &Tenure, principal: &Principal, text: &str) -> Vec<String> {
+async fn search_hits(tenure: &Tenure, principal: &Principal, text: &str) -> Vec<String> {
     let page = tenure.search_sessions(principal, &search(text)).await.unwrap();
     assert_eq!((page.next.as_ref(), page.damaged.len()), (None, 0));
-    seen(&page)
+    describe_hits(&page)
 }
 
 /// Reads all pages of a search and checks each against its bounds.
@@ -31,8 +31,8 @@ async fn all_pages(tenure: &Tenure, principal: &Principal, mut search: SearchReq
     let mut all = Vec::new();
     for _ in 0..10_000 {
         let page = tenure.search_sessions(principal, &search).await.unwrap();
-        assert!(page.found.len() <= search.query.limit && page.looked_at <= search.max_sessions + 1);
-        all.extend(seen(&page));
+        assert!(page.hits.len() <= search.query.limit && page.scanned <= search.max_sessions + 1);
+        all.extend(describe_hits(&page));
         // Cursors round-trip through text.
         let Some(next) = page.next else { return all };
         search.cursor = Some(next.to_string().parse().unwrap());
@@ -51,30 +51,30 @@ async fn a_search_through_nested_forks_is_bounded() {
     }
     // Each of the 40 sessions contains the message of the first one, which is up to 39 ancestors
     // away.
-    let (mut search, mut found, mut pages) = (SearchRequest { max_reads: 10, ..search("ferry") }, 0, 0);
+    let (mut search, mut hits, mut pages) = (SearchRequest { max_reads: 10, ..search("ferry") }, 0, 0);
     loop {
         let page = tenure.search_sessions(&ada(), &search).await.unwrap();
-        found += page.found.len();
+        hits += page.hits.len();
         pages += 1;
-        assert!(page.looked_at <= 11, "each session is one read at least: {}", page.looked_at);
-        assert_eq!(page.cut, page.next.is_some(), "the page says that it was cut");
+        assert!(page.scanned <= 11, "each session is one read at least: {}", page.scanned);
+        assert_eq!(page.truncated, page.next.is_some(), "the page says that it was cut");
         let Some(next) = page.next else { break };
         search.cursor = Some(next.to_string().parse().unwrap());
     }
     // Each ancestor costs a page of records and a head, with ten reads per page; finding the
     // position to continue from is not counted.
-    assert_eq!(found, 40);
+    assert_eq!(hits, 40);
     assert!(pages >= 100, "{pages} pages");
-    let whole = tenure
+    let full = tenure
         .search_sessions(&ada(), &SearchRequest { max_reads: 10_000, ..SearchRequest::new("ferry", 100) })
         .await
         .unwrap();
-    assert_eq!((whole.found.len(), whole.cut, whole.next), (40, false, None));
+    assert_eq!((full.hits.len(), full.truncated, full.next), (40, false, None));
 }
 
 on_every_store! {
     /// A user finds only their own sessions, an administrator all of the tenant.
-    async fn people_find_what_is_theirs(home: &mut Home) {
+    async fn users_find_only_their_own_sessions(home: &mut Home) {
         let t = &home.tenure;
         let (eve, stranger) = (Principal::new("acme", "eve").unwrap(), Principal::tenant_wide("other").unwrap());
         for (principal, name) in [(&ada(), "a1"), (&eve, "e1"), (&ada(), "a2")] {
@@ -83,35 +83,35 @@ on_every_store! {
             t.append(principal, &id(name), vec![Message::user("The FERRY to Döver"), call("c9", "ferry")]).await.unwrap();
             home.pass(SignedDuration::from_secs(1));
         }
-        let of = |name: &str| [format!("{name}/title ferry"), format!("{name}/5 ferry"), format!("{name}/4 FERRY")];
-        assert_eq!(found(t, &ada(), "ferry").await, [of("a2"), of("a1")].concat());
-        assert_eq!(found(t, &eve, "ferry").await, of("e1"));
-        assert_eq!(found(t, &admin(), "ferry").await, [of("a2"), of("e1"), of("a1")].concat());
-        assert_eq!(found(t, &stranger, "ferry").await, Vec::<String>::new());
-        assert_eq!(found(t, &ada(), "dover ferry").await, ["a2/4 FERRY+Döver", "a1/4 FERRY+Döver"]);
-        assert_eq!(found(t, &ada(), "\"ferry dover\"").await, Vec::<String>::new());
+        let hits_in = |name: &str| [format!("{name}/title ferry"), format!("{name}/5 ferry"), format!("{name}/4 FERRY")];
+        assert_eq!(search_hits(t, &ada(), "ferry").await, [hits_in("a2"), hits_in("a1")].concat());
+        assert_eq!(search_hits(t, &eve, "ferry").await, hits_in("e1"));
+        assert_eq!(search_hits(t, &admin(), "ferry").await, [hits_in("a2"), hits_in("e1"), hits_in("a1")].concat());
+        assert_eq!(search_hits(t, &stranger, "ferry").await, Vec::<String>::new());
+        assert_eq!(search_hits(t, &ada(), "dover ferry").await, ["a2/4 FERRY+Döver", "a1/4 FERRY+Döver"]);
+        assert_eq!(search_hits(t, &ada(), "\"ferry dover\"").await, Vec::<String>::new());
         // An administrator can restrict the search to one user; for others the filter has no
         // effect.
-        let mut hers = search("ferry");
-        hers.query.whose = OwnerFilter::User(admin().tenant, eve.user.clone());
-        assert_eq!(seen(&t.search_sessions(&admin(), &hers).await.unwrap()), of("e1"));
-        assert_eq!(seen(&t.search_sessions(&ada(), &hers).await.unwrap()), [of("a2"), of("a1")].concat());
+        let mut filtered = search("ferry");
+        filtered.query.owner = OwnerFilter::User(admin().tenant, eve.user.clone());
+        assert_eq!(describe_hits(&t.search_sessions(&admin(), &filtered).await.unwrap()), hits_in("e1"));
+        assert_eq!(describe_hits(&t.search_sessions(&ada(), &filtered).await.unwrap()), [hits_in("a2"), hits_in("a1")].concat());
         // A cursor that names another user's session finds nothing.
         let far = home.now().as_microsecond() + 1;
-        hers.cursor = Some(format!("{far}~e1~99~9~9").parse().unwrap());
-        assert_eq!(seen(&t.search_sessions(&stranger, &hers).await.unwrap()), Vec::<String>::new());
-        assert!(!seen(&t.search_sessions(&ada(), &hers).await.unwrap()).iter().any(|f| f.starts_with("e1")));
+        filtered.cursor = Some(format!("{far}~e1~99~9~9").parse().unwrap());
+        assert_eq!(describe_hits(&t.search_sessions(&stranger, &filtered).await.unwrap()), Vec::<String>::new());
+        assert!(!describe_hits(&t.search_sessions(&ada(), &filtered).await.unwrap()).iter().any(|f| f.starts_with("e1")));
         let mut by_role = search("ferry");
         by_role.role = Some(Role::User);
-        assert_eq!(seen(&t.search_sessions(&eve, &by_role).await.unwrap()), ["e1/4 FERRY"]);
+        assert_eq!(describe_hits(&t.search_sessions(&eve, &by_role).await.unwrap()), ["e1/4 FERRY"]);
         let page = t.search_sessions(&eve, &by_role).await.unwrap();
-        let said = page.found[0].said.as_ref().unwrap();
-        let there = &t.load(&eve, &id("e1")).await.unwrap().messages[4];
-        assert_eq!((said.seq, said.at, said.role), (there.seq, there.at, Role::User));
+        let message = page.hits[0].message.as_ref().unwrap();
+        let stored = &t.load(&eve, &id("e1")).await.unwrap().messages[4];
+        assert_eq!((message.seq, message.at, message.role), (stored.seq, stored.at, Role::User));
     }
 
     /// Discarded messages are not found; messages inherited from a parent are.
-    async fn what_is_gone_is_not_found(home: &mut Home) {
+    async fn discarded_and_deleted_messages_are_not_found(home: &mut Home) {
         let (t, principal) = (&home.tenure, ada());
         t.create(&principal, named("a")).await.unwrap();
         for n in 0..4 {
@@ -122,9 +122,9 @@ on_every_store! {
         t.rewind(&principal, &id("a"), Point::Turn(1)).await.unwrap();
         t.append(&principal, &id("a"), turn(8)).await.unwrap();
         let sorted = async |text: &str| {
-            let mut found = found(t, &principal, text).await;
-            found.sort();
-            found
+            let mut hits = search_hits(t, &principal, text).await;
+            hits.sort();
+            hits
         };
         assert_eq!(sorted("question 0").await, ["a/0 question+0", "b/0 question+0"]);
         assert_eq!(sorted("question 2").await, ["b/8 question+2"], "it was rewound in a, and the fork left before that");
@@ -143,7 +143,7 @@ on_every_store! {
         assert_eq!(sorted("question").await, Vec::<String>::new());
         let mut deleted = search("question");
         deleted.query.status = vec![Status::Deleted];
-        assert_eq!(t.search_sessions(&principal, &deleted).await.unwrap().found.len(), 3);
+        assert_eq!(t.search_sessions(&principal, &deleted).await.unwrap().hits.len(), 3);
         t.restore(&principal, &id("b")).await.unwrap();
         assert_eq!(sorted("question").await.len(), 3);
         home.pass(SignedDuration::from_hours(24 * 8));
@@ -151,7 +151,7 @@ on_every_store! {
     }
 
     /// Pages of any size add up to the same hits, which equal those of a naive search.
-    async fn pages_add_up(home: &mut Home) {
+    async fn pages_contain_every_hit_once(home: &mut Home) {
         let (t, principal) = (&home.tenure, ada());
         let (words, mut seed) = (["alpha", "beta", "gamma", "delta", "Épsilon"], 7u64);
         let mut dice = |n: u64| {
@@ -162,36 +162,36 @@ on_every_store! {
         for s in 0..12 {
             let name = id(&format!("s{s:02}"));
             t.create(&principal, named(name.as_str())).await.unwrap();
-            let said: Vec<Vec<&str>> =
+            let texts: Vec<Vec<&str>> =
                 (0..dice(150)).map(|_| (0..4).map(|_| words[dice(5) as usize]).collect()).collect();
-            let messages: Vec<Message> = said.iter().map(|w| Message::user(&w.join(", "))).collect();
-            for some in messages.chunks(40) {
-                t.append(&principal, &name, some.to_vec()).await.unwrap();
+            let messages: Vec<Message> = texts.iter().map(|w| Message::user(&w.join(", "))).collect();
+            for batch in messages.chunks(40) {
+                t.append(&principal, &name, batch.to_vec()).await.unwrap();
             }
             let both = |w: &[&str]| w.contains(&"beta") && w.contains(&"Épsilon");
-            let here = said.iter().enumerate().rev().filter(|(_, w)| both(w)).map(|(i, _)| format!("{name}/{i}"));
-            want = here.chain(want).collect();
+            let matches_here = texts.iter().enumerate().rev().filter(|(_, w)| both(w)).map(|(i, _)| format!("{name}/{i}"));
+            want = matches_here.chain(want).collect();
             home.pass(SignedDuration::from_secs(1));
         }
-        let places = |found: Vec<String>| found.iter().map(|f| f.split(' ').next().unwrap().to_owned()).collect::<Vec<_>>();
+        let locations = |hits: Vec<String>| hits.iter().map(|f| f.split(' ').next().unwrap().to_owned()).collect::<Vec<_>>();
         assert!(want.len() > 100, "{}", want.len());
         for (limit, max_sessions, max_bytes) in
             [(100, 500, 16 << 20), (1, 500, 16 << 20), (7, 1, 16 << 20), (100, 500, 1), (13, 3, 5000)]
         {
             let small = SearchRequest { max_sessions, max_bytes, ..SearchRequest::new("EPSILON beta", limit) };
-            assert_eq!(places(all_pages(t, &principal, small).await), want, "{limit} {max_sessions} {max_bytes}");
+            assert_eq!(locations(all_pages(t, &principal, small).await), want, "{limit} {max_sessions} {max_bytes}");
         }
         // Appends and rewinds between pages: no hit is duplicated, and no discarded message is
         // found.
         let mut first = SearchRequest::new("beta epsilon", 3);
         let page = t.search_sessions(&principal, &first).await.unwrap();
-        let (newest, last) = (page.found[2].session_id.clone(), page.found[2].said.clone().unwrap());
+        let (newest, last) = (page.hits[2].session_id.clone(), page.hits[2].message.clone().unwrap());
         t.append(&principal, &newest, vec![Message::user("beta epsilon, new")]).await.unwrap();
         first.cursor = page.next;
-        let rest = places(all_pages(t, &principal, first.clone()).await);
+        let rest = locations(all_pages(t, &principal, first.clone()).await);
         assert_eq!(rest, want[3..]);
         t.rewind(&principal, &newest, Point::Position(last.position / 2)).await.unwrap();
-        let rest = places(all_pages(t, &principal, first).await);
+        let rest = locations(all_pages(t, &principal, first).await);
         let still = |f: &&String| match f.split_once('/') {
             Some((s, position)) => s != newest.as_str() || position.parse::<usize>().unwrap() < last.position / 2,
             None => false,
@@ -206,19 +206,19 @@ on_every_store! {
         let (t, principal) = (&home.tenure, ada());
         t.create(&principal, NewSession { title: Some("ann@example.com".into()), ..named("a") }).await.unwrap();
         t.append(&principal, &id("a"), vec![Message::user("the address is ann@example.com, she said")]).await.unwrap();
-        assert_eq!(found(t, &principal, "example").await, Vec::<String>::new());
+        assert_eq!(search_hits(t, &principal, "example").await, Vec::<String>::new());
         let page = t.search_sessions(&principal, &search("address")).await.unwrap();
-        assert_eq!(page.found[0].snippet, "the address is [redacted: email], she said");
-        assert_eq!(page.found[0].title.as_deref(), Some("[redacted: email]"));
+        assert_eq!(page.hits[0].snippet, "the address is [redacted: email], she said");
+        assert_eq!(page.hits[0].title.as_deref(), Some("[redacted: email]"));
         assert_eq!(t.redact("to ann@example.com").0, "to [redacted: email]");
-        let kept = t.load(&principal, &id("a")).await.unwrap();
-        assert!(kept.messages[0].message.text().contains("ann@example.com"), "what was given is given back");
+        let loaded = t.load(&principal, &id("a")).await.unwrap();
+        assert!(loaded.messages[0].message.text().contains("ann@example.com"), "what was given is given back");
     }
 }
 
 /// A damaged session does not hide the others.
 #[tokio::test(flavor = "multi_thread")]
-async fn damage_is_named_and_stepped_over() {
+async fn damaged_sessions_are_reported_and_skipped() {
     let mut home = Home::new("sqlite").await.unwrap();
     for name in ["a", "b", "c"] {
         home.tenure.create(&ada(), named(name)).await.unwrap();
@@ -232,12 +232,12 @@ async fn damage_is_named_and_stepped_over() {
         .unwrap();
     assert!(changed > 0);
     let page = home.tenure.search_sessions(&ada(), &search("ferry")).await.unwrap();
-    assert_eq!(seen(&page), ["c/0 ferry", "a/0 ferry"]);
-    assert_eq!((page.damaged, page.looked_at), (vec![id("b")], 3));
+    assert_eq!(describe_hits(&page), ["c/0 ferry", "a/0 ferry"]);
+    assert_eq!((page.damaged, page.scanned), (vec![id("b")], 3));
 }
 
 #[tokio::test]
-async fn questions_and_cursors_that_are_wrong() {
+async fn invalid_queries_and_cursors_are_refused() {
     let tenure = Tenure::open("memory:").await.unwrap();
     for text in ["", "!!", &"word ".repeat(100)] {
         let error = tenure.search_sessions(&ada(), &search(text)).await.unwrap_err();

@@ -35,7 +35,7 @@ mod postgres_schema {
         execute(&server, &format!("create schema {name}")).await;
         let separator = if server.contains('?') { '&' } else { '?' };
         let url = format!("{server}{separator}options=-csearch_path%3D{name}");
-        Some(Fixture::open(move || opened(url.clone())).await.keeping(Schema { server, name }))
+        Some(Fixture::open(move || opened(url.clone())).await.with_resource(Schema { server, name }))
     }
 
     async fn execute(server: &str, sql: &str) {

@@ -48,10 +48,7 @@ impl Expected {
             |lines: &[String]| -> Vec<String> { lines.iter().filter(|l| l.starts_with("user: ")).cloned().collect() };
         let only_questions = self.compare.as_deref() == Some("questions");
         let mut right = [&self.stored_after].into_iter().chain(&self.alternatives);
-        right.any(|lines| match only_questions {
-            true => questions(lines) == questions(stored),
-            false => lines == stored,
-        })
+        right.any(|lines| if only_questions { questions(lines) == questions(stored) } else { lines == stored })
     }
 }
 
@@ -124,11 +121,11 @@ impl Log {
         answer: &[Message],
         outcome: RunOutcome,
     ) -> (ReconcilePlan, Vec<Message>) {
-        self.carry_out(&IncomingRequest { messages, ..IncomingRequest::default() }, answer, outcome)
+        self.apply_request(&IncomingRequest { messages, ..IncomingRequest::default() }, answer, outcome)
     }
 
     /// Applies a request to the log. Returns the plan and the prompt.
-    fn carry_out(
+    fn apply_request(
         &mut self,
         incoming: &IncomingRequest<'_>,
         answer: &[Message],
@@ -136,19 +133,19 @@ impl Log {
     ) -> (ReconcilePlan, Vec<Message>) {
         let session = self.session();
         let plan = reconcile(&session, incoming);
-        if plan.keep < session.messages.len() {
-            let place = session.locate(&Point::Position(plan.keep)).unwrap();
-            self.push(Entry::Rewound(RewindEntry { to: place.seq, mark: place.mark }));
+        if plan.retained < session.messages.len() {
+            let resolved = session.locate(&Point::Position(plan.retained)).unwrap();
+            self.push(Entry::Rewound(RewindEntry { to: resolved.seq, digest: resolved.digest }));
         }
-        for post in plan.posts(self.records.len() as Seq + 1) {
-            self.push(Entry::Message(post));
+        for entry in plan.message_entries(self.records.len() as Seq + 1) {
+            self.push(Entry::Message(entry));
         }
         let run = RunId::generate();
         self.push(Entry::RunStarted { run: run.clone(), claim: None, detail: Default::default() });
-        let shown = plan.overlay.shown(&self.session(), &Window::default());
+        let shown = plan.overlay.history(&self.session(), &Window::default());
         assert!(is_valid(&shown), "{shown:?}");
         for message in answer {
-            self.push(Entry::Message(MessageEntry::by(&run, message.clone())));
+            self.push(Entry::Message(MessageEntry::by_run(&run, message.clone())));
         }
         self.push(Entry::RunEnded { run, outcome, error: None, code: None });
         (plan, shown)
@@ -158,7 +155,7 @@ impl Log {
         let is_retry = request.retry_count.as_deref().is_some_and(|n| n != "0");
         let outcome = if request.failed { RunOutcome::Failed } else { RunOutcome::Completed };
         let incoming = IncomingRequest { messages: &request.messages, is_retry, ..IncomingRequest::default() };
-        self.carry_out(&incoming, &request.answer, outcome)
+        self.apply_request(&incoming, &request.answer, outcome)
     }
 }
 
@@ -171,7 +168,7 @@ fn every_recorded_sequence_ends_with_the_right_session() {
             let (plan, shown) = log.request(request);
             let stored = log.lines();
             let counted = plan.matched + plan.appended() + plan.ephemeral + plan.orphans.len();
-            let prompt = request.messages.iter().take_while(|m| m.role().instructs()).count();
+            let prompt = request.messages.iter().take_while(|m| m.role().is_instruction()).count();
             let sent = request.messages.len() - prompt;
             assert_eq!(counted, sent, "{name}, request {i}: every message is counted once: {plan:?}");
             if !request.expected.accepts(&stored) {

@@ -7,23 +7,23 @@ use tenure::*;
 fn bad_lines_are_reported_with_file_and_line() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("abc.jsonl");
-    let said = [turn(1), vec![Message::parse(r#"{"role":"user","content":"é","odd":1.50}"#).unwrap()]].concat();
-    JsonlTranscript::append(&file, &said[..2]).unwrap();
-    JsonlTranscript::append(&file, &said[2..]).unwrap();
+    let messages = [turn(1), vec![Message::parse(r#"{"role":"user","content":"é","odd":1.50}"#).unwrap()]].concat();
+    JsonlTranscript::append(&file, &messages[..2]).unwrap();
+    JsonlTranscript::append(&file, &messages[2..]).unwrap();
     assert_eq!(
         read_transcript(&file).unwrap(),
-        JsonlTranscript { path: file.clone(), messages: said.clone(), problems: vec![] }
+        JsonlTranscript { path: file.clone(), messages: messages.clone(), problems: vec![] }
     );
     let mut bytes = std::fs::read(&file).unwrap();
     bytes.extend(b"\n# a foreign line\n{\"type\":\"summary\"}\n\xff\xfe\n{\"role\":\"user\",\"content\":\"ok\"}\n{\"role\":\"assistant\",\"con");
     std::fs::write(&file, bytes).unwrap();
-    let found = read_transcript(&file).unwrap();
-    assert_eq!(raw(&found.messages), [raw(&said), raw(&[Message::user("ok")])].concat());
-    assert_eq!(found.problems.iter().map(|p| p.line).collect::<Vec<_>>(), [7, 8, 9, 11]);
-    assert!(found.problems.iter().all(|p| p.path == file && !p.why.is_empty()));
-    assert!(found.problems[3].why.contains("incomplete"), "{:?}", found.problems);
-    JsonlTranscript::write(&file, &said[..1]).unwrap();
-    assert_eq!(read_transcript(&file).unwrap().messages, said[..1]);
+    let transcript = read_transcript(&file).unwrap();
+    assert_eq!(raw(&transcript.messages), [raw(&messages), raw(&[Message::user("ok")])].concat());
+    assert_eq!(transcript.problems.iter().map(|p| p.line).collect::<Vec<_>>(), [7, 8, 9, 11]);
+    assert!(transcript.problems.iter().all(|p| p.path == file && !p.reason.is_empty()));
+    assert!(transcript.problems[3].reason.contains("incomplete"), "{:?}", transcript.problems);
+    JsonlTranscript::write(&file, &messages[..1]).unwrap();
+    assert_eq!(read_transcript(&file).unwrap().messages, messages[..1]);
     assert!(read_transcript(dir.path().join("none.jsonl")).is_err());
 }
 
@@ -39,15 +39,15 @@ async fn files_of_the_jsonl_store_are_transcripts_too() {
     t.fork(&principal, &id("a"), "turn-2", Some(id("b"))).await.unwrap();
     t.rewind(&principal, &id("a"), Point::Position(4)).await.unwrap();
     t.append(&principal, &id("b"), turn(3)).await.unwrap();
-    let mut found = Vec::new();
+    let mut transcripts = Vec::new();
     for transcript in iter_transcripts(home.dir.as_ref().unwrap().path()).unwrap() {
         let (path, transcript) = transcript.unwrap();
         assert_eq!(transcript.problems, [], "{}", path.display());
-        found.push((path.file_stem().unwrap().to_str().unwrap().to_owned(), raw(&transcript.messages)));
+        transcripts.push((path.file_stem().unwrap().to_str().unwrap().to_owned(), raw(&transcript.messages)));
     }
     let want = ["a", "b"].map(|name| (name.to_owned(), id(name)));
-    assert_eq!(found.len(), 2, "discarded messages are not a transcript of their own");
-    for ((name, messages), (want, x)) in found.into_iter().zip(want) {
+    assert_eq!(transcripts.len(), 2, "discarded messages are not a transcript of their own");
+    for ((name, messages), (want, x)) in transcripts.into_iter().zip(want) {
         assert_eq!(name, want);
         assert_eq!(messages, texts(&t.load(&principal, &x).await.unwrap()), "{name}");
     }

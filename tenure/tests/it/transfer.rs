@@ -1,6 +1,6 @@
 //! Exports and imports: the log is transferred, validated, and has the same meaning elsewhere.
 
-use crate::audit::decided;
+use crate::audit::create_decided_session;
 use crate::hands::*;
 use crate::on_every_store;
 use crate::places::*;
@@ -10,9 +10,9 @@ use tenure::*;
 
 /// Creates a session with runs, tools, reviews, checkpoints, media, an edit and a summary, and a
 /// fork of it that was rewound.
-async fn furnish(home: &Home) {
+async fn create_sessions(home: &Home) {
     let t = &home.tenure;
-    decided(home, "p", 1).await;
+    create_decided_session(home, "p", 1).await;
     home.pass(SignedDuration::from_secs(7));
     t.append(&ada(), &id("p"), vec![picture("see", "P"), Message::assistant("nice")]).await.unwrap();
     t.checkpoint(&ada(), &id("p"), Some(CheckpointLabel::new("mid").unwrap())).await.unwrap();
@@ -23,7 +23,7 @@ async fn furnish(home: &Home) {
     t.fork(&ada(), &id("p"), Point::End, Some(id("x"))).await.unwrap();
     home.pass(SignedDuration::from_secs(7));
     t.append(&ada(), &id("x"), turn(2)).await.unwrap();
-    decided(home, "x", 1).await;
+    create_decided_session(home, "x", 1).await;
     t.rewind(&ada(), &id("x"), Point::Turn(3)).await.unwrap();
     t.append(&ada(), &id("x"), turn(3)).await.unwrap();
     let change =
@@ -60,7 +60,7 @@ fn meaning(session: &Session) -> Value {
         "reviews": session.reviews.iter().map(review).collect::<Vec<_>>(),
         "summary": session.summary().map(|s| (s.seq, s.at, s.upto, s.position, s.text())),
         "info": [json!(h.info.model), json!(h.info.title), json!(h.info.tags), json!(h.info.metadata), json!(h.info.updated_at)],
-        "head": [json!(h.mark), json!(h.status), json!(h.active_at), json!(h.seq), json!(h.decisions), json!(h.assistant), json!(h.thread)],
+        "head": [json!(h.digest), json!(h.status), json!(h.active_at), json!(h.seq), json!(h.decisions), json!(h.assistant), json!(h.thread)],
     })
 }
 
@@ -70,11 +70,11 @@ async fn discarded(t: &Tenure, principal: &Principal, session: &str) -> Value {
 }
 
 /// An export after a round trip through JSON.
-fn sent(export: &Export) -> Export {
+fn round_trip(export: &Export) -> Export {
     let text = serde_json::to_string(export).unwrap();
-    let mut found = import::read(&text, None).unwrap();
-    let foreign = found.pop().unwrap().unwrap();
-    assert_eq!((foreign.format, foreign.left_out, found.len()), (import::ImportFormat::Tenure, vec![], 0));
+    let mut imported = import::read(&text, None).unwrap();
+    let foreign = imported.pop().unwrap().unwrap();
+    assert_eq!((foreign.format, foreign.skipped, imported.len()), (import::ImportFormat::Tenure, vec![], 0));
     assert_eq!(foreign.export, serde_json::from_str::<Export>(&text).unwrap());
     foreign.export
 }
@@ -82,41 +82,41 @@ fn sent(export: &Export) -> Export {
 on_every_store! {
     /// An import preserves times, runs, reviews, checkpoints and branches, and can be continued.
     async fn an_import_has_the_same_log(home: &mut Home) {
-        furnish(home).await;
-        let there = Home::new("memory").await.unwrap();
-        there.pass(SignedDuration::from_hours(24));
+        create_sessions(home).await;
+        let other_home = Home::new("memory").await.unwrap();
+        other_home.pass(SignedDuration::from_hours(24));
         let bob = Principal::new("acme", "bob").unwrap();
         for session in ["p", "x"] {
-            let export = sent(&home.tenure.export(&ada(), &id(session)).await.unwrap());
+            let export = round_trip(&home.tenure.export(&ada(), &id(session)).await.unwrap());
             assert_eq!((export.tenure, export.log.len() as u64), (2, home.tenure.head(&ada(), &id(session)).await.unwrap().seq));
             assert_eq!(export.blobs.len(), 1, "the one that is only in the discarded part");
-            let here = home.tenure.load(&ada(), &id(session)).await.unwrap();
-            for (house, principal) in [(&home.tenure, &ada()), (&there.tenure, &bob)] {
+            let original = home.tenure.load(&ada(), &id(session)).await.unwrap();
+            for (target, principal) in [(&home.tenure, &ada()), (&other_home.tenure, &bob)] {
                 let name = format!("{session}2");
-                house.import_new(principal, &id(&name), &export).await.unwrap();
-                let copy = house.load(principal, &id(&name)).await.unwrap();
-                assert_eq!(meaning(&copy), meaning(&here));
-                assert_eq!(discarded(house, principal, &name).await, discarded(&home.tenure, &ada(), session).await);
+                target.import_new(principal, &id(&name), &export).await.unwrap();
+                let copy = target.load(principal, &id(&name)).await.unwrap();
+                assert_eq!(meaning(&copy), meaning(&original));
+                assert_eq!(discarded(target, principal, &name).await, discarded(&home.tenure, &ada(), session).await);
                 assert_eq!((&copy.head().user, &copy.head().parent, copy.head().first), (&principal.user, &None, 1));
-                let near = copy.info.created_at.duration_since(here.info.created_at);
+                let near = copy.info.created_at.duration_since(original.info.created_at);
                 assert!(near.abs() < SignedDuration::from_millis(1), "{near:?}");
-                let (ours, theirs) = (home.tenure.audit(&ada(), &id(session)).await.unwrap(), house.audit(principal, &id(&name)).await.unwrap());
-                assert_eq!((theirs.broken.clone(), theirs.decisions.len()), (None, ours.decisions.len()));
-                assert!(theirs.decisions.iter().zip(&ours.decisions).all(|(a, b)| a.hash == b.hash && a.imported && !b.imported));
+                let (original_trail, imported_trail) = (home.tenure.audit(&ada(), &id(session)).await.unwrap(), target.audit(principal, &id(&name)).await.unwrap());
+                assert_eq!((imported_trail.broken.clone(), imported_trail.decisions.len()), (None, original_trail.decisions.len()));
+                assert!(imported_trail.decisions.iter().zip(&original_trail.decisions).all(|(a, b)| a.hash == b.hash && a.imported && !b.imported));
                 for review in &copy.reviews {
-                    assert_eq!(house.review(principal, &review.opened.review).await.unwrap().1, *review, "it is found by its new name");
+                    assert_eq!(target.review(principal, &review.opened.review).await.unwrap().1, *review, "it is found by its new name");
                 }
                 // An export of the copy is the same log and continues the same hash chain.
-                let again = sent(&house.export(principal, &id(&name)).await.unwrap());
+                let again = round_trip(&target.export(principal, &id(&name)).await.unwrap());
                 assert_eq!((again.messages, again.log.len()), (export.messages.clone(), export.log.len()));
             }
         }
-        decided(home, "x2", 1).await;
+        create_decided_session(home, "x2", 1).await;
         let trail = home.tenure.audit(&ada(), &id("x2")).await.unwrap();
         assert_eq!((trail.broken, trail.decisions.len()), (None, 6));
         assert_eq!(trail.decisions.iter().filter(|d| d.imported).count(), 4);
-        for house in [&home.tenure, &there.tenure] {
-            assert_eq!(house.examine(|_| ()).await.unwrap(), []);
+        for target in [&home.tenure, &other_home.tenure] {
+            assert_eq!(target.examine(|_| ()).await.unwrap(), []);
         }
         home.reopen().await;
         let reopened = home.tenure.load(&ada(), &id("p2")).await.unwrap();
@@ -124,12 +124,12 @@ on_every_store! {
     }
 
     /// An open run ends with the import, its reviews are void, and no lease is held (D-090).
-    async fn what_was_on_ends(home: &mut Home) {
+    async fn an_import_ends_runs_and_reviews_in_progress(home: &mut Home) {
         home.tenure.declare(clerk(|a| a.review = vec![reviewed("pay")]));
         let tools = Workshop::new([(tool("pay"), Does::Says("paid"))]);
         let model = Script::new([calls(&[("c1", "pay", json!({}))]), say("Done.")]);
         assert!(turn_of(&home.tenure, question("Go"), &model, &tools).await.unwrap().waiting);
-        let export = sent(&home.tenure.export(&ada(), &id("x")).await.unwrap());
+        let export = round_trip(&home.tenure.export(&ada(), &id("x")).await.unwrap());
         home.pass(SignedDuration::from_secs(5));
         let head = home.tenure.import_new(&ada(), &id("y"), &export).await.unwrap();
         assert_eq!((head.status, head.run, head.lease, head.reviews.len()), (Status::Active, None, None, 0));
@@ -147,27 +147,27 @@ on_every_store! {
         t.create(&ada(), named("x")).await.unwrap();
         t.append(&ada(), &id("x"), turn(1)).await.unwrap();
         let plain = Export { messages: turn(7), ..Export::default() };
-        for export in [sent(&t.export(&ada(), &id("x")).await.unwrap()), plain] {
+        for export in [round_trip(&t.export(&ada(), &id("x")).await.unwrap()), plain] {
             let name = |n: usize| id(&format!("{}{n}", if export.log.is_empty() { "plain" } else { "log" }));
-            assert_eq!(t.imported_before(&ada(), &export).await.unwrap(), []);
+            assert_eq!(t.find_earlier_imports(&ada(), &export).await.unwrap(), []);
             t.import_new(&ada(), &name(1), &export).await.unwrap();
-            assert_eq!(t.imported_before(&ada(), &export).await.unwrap(), [name(1)]);
+            assert_eq!(t.find_earlier_imports(&ada(), &export).await.unwrap(), [name(1)]);
             t.import_new(&ada(), &name(2), &export).await.unwrap();
-            let mut both = t.imported_before(&admin(), &export).await.unwrap();
+            let mut both = t.find_earlier_imports(&admin(), &export).await.unwrap();
             both.sort();
             assert_eq!(both, [name(1), name(2)]);
             // Later changes to the first import do not matter; other users and tenants do not learn
             // of it.
             t.append(&ada(), &name(1), turn(2)).await.unwrap();
             t.fork(&ada(), &name(1), Point::End, None).await.unwrap();
-            assert_eq!(t.imported_before(&ada(), &export).await.unwrap().len(), 2);
+            assert_eq!(t.find_earlier_imports(&ada(), &export).await.unwrap().len(), 2);
             for principal in [Principal::new("acme", "bob"), Principal::tenant_wide("other")] {
-                assert_eq!(t.imported_before(&principal.unwrap(), &export).await.unwrap(), []);
+                assert_eq!(t.find_earlier_imports(&principal.unwrap(), &export).await.unwrap(), []);
             }
             let other = Export { title: Some("other".into()), ..export.clone() };
-            assert_eq!(t.imported_before(&ada(), &other).await.unwrap(), []);
+            assert_eq!(t.find_earlier_imports(&ada(), &other).await.unwrap(), []);
             t.purge(&ada(), &name(2)).await.unwrap();
-            assert_eq!(t.imported_before(&ada(), &export).await.unwrap(), [name(1)]);
+            assert_eq!(t.find_earlier_imports(&ada(), &export).await.unwrap(), [name(1)]);
         }
     }
 }
@@ -185,7 +185,7 @@ async fn an_old_export_is_live_and_can_be_edited() {
         .await
         .unwrap();
     t.append(&ada(), &id("x"), turn(1)).await.unwrap();
-    let export = sent(&t.export(&ada(), &id("x")).await.unwrap());
+    let export = round_trip(&t.export(&ada(), &id("x")).await.unwrap());
     home.pass(SignedDuration::from_hours(48));
     assert_eq!(t.load(&ada(), &id("x")).await.unwrap_err().code(), "gone");
     let metadata = json!({"b": {"d": 3}}).as_object().unwrap().clone();
@@ -210,7 +210,7 @@ async fn exports_of_form_1_are_imported() {
     let text = r#"{"tenure":1,"session_id":"old","title":"T","metadata":{"k":1,"hitl_decisions":[{"step":"pay","decision":"approved","reviewer":"eve","timestamp":"2026-01-01T00:00:00Z"}]},
         "messages":[{"role":"user","content":"hi"}],"checkpoints":[{"label":"here","position":1}]}"#;
     let foreign = import::read(text, None).unwrap().pop().unwrap().unwrap();
-    assert_eq!(foreign.left_out[0].place, "metadata.hitl_decisions");
+    assert_eq!(foreign.skipped[0].location, "metadata.hitl_decisions");
     for (name, export) in [("a", foreign.export), ("b", serde_json::from_str(text).unwrap())] {
         home.tenure.import_new(&ada(), &id(name), &export).await.unwrap();
         let s = home.tenure.load(&ada(), &id(name)).await.unwrap();
@@ -224,14 +224,14 @@ async fn exports_of_form_1_are_imported() {
 #[tokio::test]
 async fn an_export_is_validated() {
     let mut home = Home::new("memory").await.unwrap();
-    furnish(&home).await;
+    create_sessions(&home).await;
     home.reopen_with(|o| o.limits.max_message_bytes = 1 << 20).await;
     let t = home.tenure.clone();
     let good = serde_json::to_value(t.export(&ada(), &id("x")).await.unwrap()).unwrap();
-    let place =
+    let index_of =
         |kind: &str| good["log"].as_array().unwrap().iter().position(|r| r["entry"].get(kind).is_some()).unwrap();
     let (message, rewound, decision, opened) =
-        (place("message"), place("rewound"), place("review_decided"), place("review_opened"));
+        (index_of("message"), index_of("rewound"), index_of("review_decided"), index_of("review_opened"));
     let fork = good["log"].as_array().unwrap().iter().rposition(|r| r["entry"].get("created").is_some()).unwrap();
     let with_media =
         good["log"].as_array().unwrap().iter().position(|r| r["entry"]["message"].get("cuts").is_some()).unwrap();
@@ -306,13 +306,13 @@ async fn an_export_is_validated() {
             Box::new(|e| e["log"][last]["entry"] = json!({"status": {"to": "active", "reason": "x".repeat(2 << 20)}})),
         ),
     ];
-    let count = async || t.list(&admin(), SessionQuery::new(OwnerFilter::Everyone, 100)).await.unwrap().heads.len();
+    let count = async || t.list(&admin(), SessionQuery::new(OwnerFilter::AllTenants, 100)).await.unwrap().heads.len();
     let before = count().await;
     for (param, change) in cases {
         let mut wrong = good.clone();
         change(&mut wrong);
         let read = import::read(&wrong.to_string(), Some(import::ImportFormat::Tenure)).unwrap().pop().unwrap();
-        let done = match read {
+        let result = match read {
             Ok(foreign) => {
                 assert!(t.check_export(&ada(), &foreign.export).is_err(), "{param}");
                 assert!(t.import(&ada(), &id("p"), foreign.export.clone()).await.is_err(), "{param}");
@@ -320,8 +320,8 @@ async fn an_export_is_validated() {
             }
             Err(e) => Err(e),
         };
-        match done.unwrap_err() {
-            Error::Invalid { param: found, message } => assert_eq!(found, param, "{message}"),
+        match result.unwrap_err() {
+            Error::Invalid { param: error_param, message } => assert_eq!(error_param, param, "{message}"),
             Error::TooLarge { limit, .. } => assert_eq!(limit, param),
             other => panic!("{param}: {other:?}"),
         }
@@ -338,7 +338,7 @@ async fn an_export_is_validated() {
     forged["log"][fork]["entry"]["created"]["user"] = json!("cfo");
     let foreign = import::read(&forged.to_string(), None).unwrap().pop().unwrap().unwrap();
     let head = t.import_new(&ada(), &id("m"), &foreign.export).await.unwrap();
-    assert_eq!((head.user.as_str(), head.mark == t.head(&ada(), &id("x")).await.unwrap().mark), ("ada", true));
+    assert_eq!((head.user.as_str(), head.digest == t.head(&ada(), &id("x")).await.unwrap().digest), ("ada", true));
     assert_eq!(t.examine(|_| ()).await.unwrap(), []);
 }
 
@@ -347,17 +347,17 @@ async fn an_export_is_validated() {
 #[tokio::test]
 async fn a_session_imported_again_is_another_one() {
     let home = Home::new("memory").await.unwrap();
-    let (here, there) = (home.tenure.clone(), home.beside());
-    here.create(&ada(), named("x")).await.unwrap();
-    here.append(&ada(), &id("x"), turn(1)).await.unwrap();
-    let export = sent(&here.export(&ada(), &id("x")).await.unwrap());
-    there.append(&ada(), &id("x"), turn(2)).await.unwrap();
-    assert_eq!(there.load(&ada(), &id("x")).await.unwrap().messages.len(), 8);
-    here.purge(&ada(), &id("x")).await.unwrap();
-    here.import_new(&ada(), &id("x"), &export).await.unwrap();
-    here.append(&ada(), &id("x"), turn(3)).await.unwrap();
-    here.append(&ada(), &id("x"), turn(4)).await.unwrap();
-    let (a, b) = (there.load(&ada(), &id("x")).await.unwrap(), here.load(&ada(), &id("x")).await.unwrap());
+    let (first_node, second_node) = (home.tenure.clone(), home.beside());
+    first_node.create(&ada(), named("x")).await.unwrap();
+    first_node.append(&ada(), &id("x"), turn(1)).await.unwrap();
+    let export = round_trip(&first_node.export(&ada(), &id("x")).await.unwrap());
+    second_node.append(&ada(), &id("x"), turn(2)).await.unwrap();
+    assert_eq!(second_node.load(&ada(), &id("x")).await.unwrap().messages.len(), 8);
+    first_node.purge(&ada(), &id("x")).await.unwrap();
+    first_node.import_new(&ada(), &id("x"), &export).await.unwrap();
+    first_node.append(&ada(), &id("x"), turn(3)).await.unwrap();
+    first_node.append(&ada(), &id("x"), turn(4)).await.unwrap();
+    let (a, b) = (second_node.load(&ada(), &id("x")).await.unwrap(), first_node.load(&ada(), &id("x")).await.unwrap());
     assert_eq!(texts(&a), texts(&b));
     assert_eq!(texts(&a), raw(&[turn(1), turn(3), turn(4)].concat()));
 }
@@ -366,14 +366,14 @@ async fn a_session_imported_again_is_another_one() {
 #[tokio::test]
 async fn an_export_that_was_formatted_anew_is_imported() {
     let home = Home::new("memory").await.unwrap();
-    furnish(&home).await;
+    create_sessions(&home).await;
     let export = home.tenure.export(&ada(), &id("x")).await.unwrap();
     let pretty = serde_json::to_string_pretty(&serde_json::to_value(&export).unwrap()).unwrap();
     let foreign = import::read(&pretty, None).unwrap().pop().unwrap().unwrap();
     home.tenure.import_new(&ada(), &id("y"), &foreign.export).await.unwrap();
     let (a, b) = (home.tenure.load(&ada(), &id("x")).await.unwrap(), home.tenure.load(&ada(), &id("y")).await.unwrap());
     let values = |s: &Session| s.messages.iter().map(|m| m.message.to_value()).collect::<Vec<_>>();
-    assert_eq!((values(&a), &a.head().mark.hash), (values(&b), &b.head().mark.hash));
+    assert_eq!((values(&a), &a.head().digest.hash), (values(&b), &b.head().digest.hash));
 }
 
 /// Entries of older versions and of the current one.

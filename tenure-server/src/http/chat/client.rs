@@ -38,7 +38,7 @@ impl ChatConnection {
     }
 
     /// Marks the response as complete: a later drop is not a disconnect.
-    pub fn answered(&self) {
+    pub fn mark_answered(&self) {
         *self.0.lock() = ClientState::Answered;
     }
 }
@@ -59,7 +59,7 @@ impl ChatClient {
 
     /// Registers the client's run. The disconnect rule is taken from the request, else the assistant, else the
     /// configuration. If the rule is `cancel` and the client has already disconnected, the run is cancelled.
-    pub fn began(&self, turn: &OpenRun, requested: Option<OnDisconnect>) {
+    pub fn register_run(&self, turn: &OpenRun, requested: Option<OnDisconnect>) {
         let rule = requested.or(turn.on_disconnect()).unwrap_or(self.app.config.sessions.on_disconnect);
         if rule == OnDisconnect::Finish {
             return;

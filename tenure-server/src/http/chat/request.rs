@@ -21,18 +21,18 @@ use tenure::{
 
 /// A parsed and authorized chat request, with its model resolved.
 pub(super) struct TurnInput {
-    pub ask: TurnRequest,
-    pub who: Principal,
+    pub turn_request: TurnRequest,
+    pub principal: Principal,
     pub model: Arc<dyn Model>,
     pub options: RawObject,
     pub stream: bool,
-    pub keep: bool,
+    pub store: bool,
     /// The disconnect rule of the request. `None` means that the assistant or the configuration decides.
     pub on_disconnect: Option<OnDisconnect>,
-    pub talk: ChatSpan,
+    pub span: ChatSpan,
 }
 
-pub(super) async fn understand(
+pub(super) async fn parse_request(
     app: &AppState,
     caller: &Caller,
     headers: &HeaderMap,
@@ -41,7 +41,7 @@ pub(super) async fn understand(
     let mut body: RawObject = parse(bytes)?;
     let mut request = ChatRequest { messages: parse_messages(&body)?, ..ChatRequest::default() };
     request.user = parse_field::<String>(&body, "user")?.map(User::new).transpose()?;
-    let principal = caller.writes_as(request.user.clone())?;
+    let principal = caller.authorize_write_as(request.user.clone())?;
     caller.admit_model_call(&app.rate_limits)?;
     request.take_options(&mut body)?;
     if request.session_id.is_none() {
@@ -71,14 +71,14 @@ pub(super) async fn understand(
         queued: None,
     };
     Ok(TurnInput {
-        ask: turn_request,
-        who: principal,
+        turn_request,
+        principal,
         model,
         options: body,
         stream: request.stream.unwrap_or(false),
-        keep: request.store.unwrap_or(true),
+        store: request.store.unwrap_or(true),
         on_disconnect: request.on_disconnect,
-        talk: span,
+        span,
     })
 }
 
@@ -165,7 +165,7 @@ fn session_header(headers: &HeaderMap, extra_headers: &[String]) -> ApiResult<Op
 /// Parses a field and removes it from the body. `null` counts as absent.
 fn take_field<T: DeserializeOwned>(body: &mut RawObject, name: &str) -> ApiResult<Option<T>> {
     let value = parse_field(body, name)?;
-    body.take(name);
+    body.remove(name);
     Ok(value)
 }
 

@@ -21,14 +21,14 @@ pub(super) struct TurnStarted {
     pub session_id: SessionId,
     pub run: RunId,
     /// How the request's messages were merged with the stored history.
-    pub spliced: ReconcileReport,
+    pub reconcile_report: ReconcileReport,
 }
 
 /// The outcome of a turn, and the notice to send instead of an answer while the run waits for review (D-062).
 pub(super) type TurnEnded = Result<(TurnOutcome, Option<String>), TurnError>;
 
 /// Serializes an error as the last event of a stream. No `[DONE]` follows it.
-pub(super) fn told(error: ApiError) -> String {
+pub(super) fn error_json(error: ApiError) -> String {
     serde_json::to_string(&error.body()).unwrap_or_default()
 }
 
@@ -74,12 +74,12 @@ fn with_session_fields(text: &str, started: &TurnStarted, report: bool) -> Strin
     fields.set("session_id", &started.session_id);
     if report {
         fields.set("run_id", &started.run);
-        fields.set("session", &started.spliced);
+        fields.set("session", &started.reconcile_report);
     }
     fields.to_string()
 }
 
-pub(super) fn whole(
+pub(super) fn complete_response(
     app: &AppState,
     started: &TurnStarted,
     outcome: &TurnOutcome,
@@ -210,7 +210,7 @@ impl OutputStream {
                 }
                 StreamPhase::Waiting(started) => match started.await.ok()? {
                     Ok(started) => StreamPhase::Streaming(started),
-                    Err(e) => return Some((self.finish(event(&told(e))), StreamPhase::Done)),
+                    Err(e) => return Some((self.finish(event(&error_json(e))), StreamPhase::Done)),
                 },
                 StreamPhase::Event(started, run_event) => {
                     let bytes = self.render(&started, &run_event);
@@ -229,10 +229,10 @@ impl OutputStream {
 
     fn render(&mut self, started: &TurnStarted, run_event: &RunEvent) -> Bytes {
         let bytes = match run_event {
-            RunEvent::Piece(ModelChunk::Chunk(chunk)) => {
+            RunEvent::Chunk(ModelChunk::Chunk(chunk)) => {
                 event(&with_session_fields(chunk, started, self.report_pending))
             }
-            RunEvent::Piece(ModelChunk::Whole(body)) => {
+            RunEvent::Chunk(ModelChunk::Complete(body)) => {
                 event(&with_session_fields(&as_chunk(body), started, self.report_pending))
             }
             RunEvent::Tool(call) => progress_event(call, started),
@@ -243,14 +243,16 @@ impl OutputStream {
 
     async fn end(&mut self, started: &TurnStarted) -> Option<Bytes> {
         Some(match self.ended.take()?.await {
-            Ok(Ok((outcome, Some(notice)))) if outcome.heard => {
+            Ok(Ok((outcome, Some(notice)))) if outcome.all_events_delivered => {
                 self.only_chunk(started, &notice_body(started, &notice, 0))
             }
             // No chunk was streamed: the answer was complete at once, or is a replay of a stored one.
-            Ok(Ok((outcome, _))) if outcome.heard && self.report_pending => self.only_chunk(started, &outcome.body),
-            Ok(Ok((outcome, _))) if outcome.heard => event("[DONE]"),
-            Ok(Ok(_)) => event(&told(too_slow())),
-            Ok(Err(e)) => event(&told(e.into())),
+            Ok(Ok((outcome, _))) if outcome.all_events_delivered && self.report_pending => {
+                self.only_chunk(started, &outcome.body)
+            }
+            Ok(Ok((outcome, _))) if outcome.all_events_delivered => event("[DONE]"),
+            Ok(Ok(_)) => event(&error_json(too_slow())),
+            Ok(Err(e)) => event(&error_json(e.into())),
             Err(_) => return None,
         })
     }
@@ -262,7 +264,7 @@ impl OutputStream {
 
     /// Marks the response as complete, so that the client may disconnect.
     fn finish(&self, bytes: Bytes) -> Bytes {
-        self.connection.answered();
+        self.connection.mark_answered();
         bytes
     }
 }
@@ -289,7 +291,8 @@ pub struct SessionReport {
     matched: usize,
     /// So many stored messages the request left out after the first that it repeats, such as tool messages. The model is shown
     /// them.
-    spliced: usize,
+    #[serde(rename = "spliced")]
+    omitted: usize,
     /// Number of stored messages that were rewound. They stay readable as discarded.
     rewound: usize,
     /// Number of request messages that are new and were stored.

@@ -28,14 +28,14 @@ use tokio::sync::{mpsc, oneshot};
 
 /// Capacity of the channel of answer chunks to a client. When it is full, backpressure applies: nothing more is
 /// read from the model server.
-pub(in crate::http) const MAX_PIECES: usize = 16;
+pub(in crate::http) const MAX_BUFFERED_EVENTS: usize = 16;
 
 /// The handler's end of a turn's channels.
 pub(super) struct TurnEvents {
     /// The start of the turn and its session, or the error that prevented it.
     pub started: oneshot::Receiver<ApiResult<TurnStarted>>,
     /// The chunks of the answer, if it is streamed.
-    pub heard: mpsc::Receiver<RunEvent>,
+    pub events: mpsc::Receiver<RunEvent>,
     /// The outcome, sent after the turn is committed.
     pub ended: oneshot::Receiver<TurnEnded>,
 }
@@ -48,58 +48,56 @@ pub(super) struct TurnReporter {
 }
 
 /// Creates the channels between a turn and its handler.
-pub(super) fn report() -> (TurnReporter, TurnEvents) {
+pub(super) fn turn_channels() -> (TurnReporter, TurnEvents) {
     let (started_tx, started) = oneshot::channel();
-    let (events_tx, events) = mpsc::channel(MAX_PIECES);
+    let (events_tx, events) = mpsc::channel(MAX_BUFFERED_EVENTS);
     let (ended_tx, ended) = oneshot::channel();
     let reporter = TurnReporter { started: started_tx, events: events_tx, ended: ended_tx };
-    (reporter, TurnEvents { started, heard: events, ended })
+    (reporter, TurnEvents { started, events, ended })
 }
 
 /// Executes a complete turn: opens the run, executes it, and reports start, chunks and outcome. A repeated
 /// idempotency key replays the stored response instead.
-pub(super) async fn take_turn(app: AppState, request: TurnInput, client: ChatClient, reporter: TurnReporter) {
+pub(super) async fn execute_turn(app: AppState, request: TurnInput, client: ChatClient, reporter: TurnReporter) {
     let TurnReporter { started, events, ended } = reporter;
     let stopwatch = Stopwatch::start();
-    let TurnInput { ask: turn_request, who: principal, model, options, stream, talk: span, on_disconnect, .. } =
-        request;
+    let TurnInput { turn_request, principal, model, options, stream, span, on_disconnect, .. } = request;
     let model_name = turn_request.model.clone().unwrap_or_default();
     let timed_model = Arc::new(TimedModel::new(model));
     let eager_call = EagerModelCall { model: timed_model.clone(), options: options.clone(), stream };
-    let (session_id, outcome) = match app.tenure.turn_asking(&principal, turn_request, &eager_call).await {
+    let (session_id, outcome) = match app.tenure.begin_turn_eager(&principal, turn_request, &eager_call).await {
         Err(e) => return drop(started.send(Err(e.into()))),
-        Ok(TurnStart::Before { session_id, run, replay }) => {
-            let reconcile_report = replay.spliced.clone();
-            let _ = started.send(Ok(TurnStarted {
-                session_id: session_id.clone(),
-                run: run.clone(),
-                spliced: reconcile_report,
-            }));
+        Ok(TurnStart::AlreadyAnswered { session_id, run, replay }) => {
+            let reconcile_report = replay.reconcile_report.clone();
+            let _ =
+                started.send(Ok(TurnStarted { session_id: session_id.clone(), run: run.clone(), reconcile_report }));
             let outcome = replayed(*replay, stream.then_some(events)).await;
             let corrupt = |reason| tenure::Error::corrupt(format!("the stored response of {run}"), reason);
             (session_id, outcome.map_err(|reason| corrupt(reason).into()))
         }
-        Ok(TurnStart::Turn(turn)) => {
+        Ok(TurnStart::Run(turn)) => {
             let opened = stopwatch.elapsed();
             let session_id = turn.session_id.clone();
             let run = turn.run.clone();
-            client.began(&turn, on_disconnect);
-            let reconcile_report = turn.spliced.clone();
-            let _ = started.send(Ok(TurnStarted { session_id: session_id.clone(), run, spliced: reconcile_report }));
+            client.register_run(&turn, on_disconnect);
+            let reconcile_report = turn.reconcile_report.clone();
+            let _ = started.send(Ok(TurnStarted { session_id: session_id.clone(), run, reconcile_report }));
             let listener = stream.then_some(events);
-            let drive = Drive { model: timed_model, model_name, options, listener, opened };
-            (session_id, runs::drive(&app, *turn, drive).await)
+            let drive = Drive { model: timed_model, model_name, options, listener, open_duration: opened };
+            (session_id, runs::execute_run(&app, *turn, drive).await)
         }
     };
-    span.in_session(&session_id);
-    span.ended(&outcome);
+    span.record_session(&session_id);
+    span.record_outcome(&outcome);
     // The request may have been answered long before; this line is about the turn.
     match &outcome {
         Ok(_) => tracing::debug!(%session_id, "turn finished"),
         Err(e) => tracing::warn!(%session_id, code = e.code(), "turn failed"),
     }
     let notice = match &outcome {
-        Ok(outcome) if outcome.waiting => app.tenure.view(&principal, &session_id, |s| s.notice()).await.ok().flatten(),
+        Ok(outcome) if outcome.waiting => {
+            app.tenure.with_session(&principal, &session_id, |s| s.notice()).await.ok().flatten()
+        }
         _ => None,
     };
     let _ = ended.send(outcome.map(|outcome| (outcome, notice)));
@@ -109,7 +107,7 @@ pub(super) async fn take_turn(app: AppState, request: TurnInput, client: ChatCli
 async fn replayed(replay: StoredAnswer, events: Option<mpsc::Sender<RunEvent>>) -> Result<TurnOutcome, String> {
     let StoredAnswer { body, calls, stream, .. } = replay;
     let mut answer = tenure::ModelAnswer::default();
-    answer.take(&ModelChunk::Whole(body.clone())).map_err(|e| e.to_string())?;
+    answer.add_chunk(&ModelChunk::Complete(body.clone())).map_err(|e| e.to_string())?;
     if let Some(events) = events {
         for event in stream {
             // The client has disconnected; the rest of the replay is not needed.
@@ -118,5 +116,5 @@ async fn replayed(replay: StoredAnswer, events: Option<mpsc::Sender<RunEvent>>) 
             }
         }
     }
-    Ok(TurnOutcome { answer, body, seq: 0, heard: true, calls, waiting: false })
+    Ok(TurnOutcome { answer, body, seq: 0, all_events_delivered: true, calls, waiting: false })
 }

@@ -81,12 +81,12 @@ impl RunFollower {
                     return Bytes::from(format!("event: error\ndata: {body}\n\n"));
                 }
             };
-            if !page.records.is_empty() || page.over {
+            if !page.records.is_empty() || page.ended {
                 let mut text = String::new();
                 // Chunks are sent before they are committed, so pending ones precede the records that contain
                 // them.
                 while let Some(Ok(run_event)) = self.chunks.as_mut().map(mpsc::Receiver::try_recv) {
-                    if let RunEvent::Piece(ModelChunk::Chunk(chunk) | ModelChunk::Whole(chunk)) = run_event {
+                    if let RunEvent::Chunk(ModelChunk::Chunk(chunk) | ModelChunk::Complete(chunk)) = run_event {
                         text.push_str(&format!("event: delta\ndata: {chunk}\n\n"));
                     }
                 }
@@ -96,13 +96,13 @@ impl RunFollower {
                     text.push_str(&format!("id: {}\nevent: {kind}\ndata: {event}\n\n", record.seq));
                     self.after = record.seq;
                 }
-                self.over = page.over;
-                if page.over {
+                self.over = page.ended;
+                if page.ended {
                     text.push_str("event: done\ndata: [DONE]\n\n");
                 }
                 return Bytes::from(text);
             }
-            let changed = self.app.tenure.changed(&self.principal, &self.id, self.after);
+            let changed = self.app.tenure.wait_for_change(&self.principal, &self.id, self.after);
             let Some(chunks) = &mut self.chunks else {
                 tokio::select! {
                     _ = changed => continue, // an error recurs when the log is read again
@@ -112,7 +112,7 @@ impl RunFollower {
             tokio::select! {
                 _ = changed => {}
                 run_event = chunks.recv() => match run_event {
-                    Some(RunEvent::Piece(ModelChunk::Chunk(chunk) | ModelChunk::Whole(chunk))) => {
+                    Some(RunEvent::Chunk(ModelChunk::Chunk(chunk) | ModelChunk::Complete(chunk))) => {
                         return Bytes::from(format!("event: delta\ndata: {chunk}\n\n"));
                     }
                     Some(RunEvent::Tool(_)) => {}

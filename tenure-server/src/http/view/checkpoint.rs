@@ -1,6 +1,6 @@
 //! Views of checkpoints, and request bodies that name a position in a session.
 
-use super::json::{text, with};
+use super::json::{to_json, with_fields};
 use super::message::{MessageView, messages, write_messages};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -104,7 +104,7 @@ pub struct PlaceBody {
 }
 
 /// Renders a [`CheckpointWhole`] as JSON text. `session` is the session as of the checkpoint.
-pub fn state(checkpoint: &Checkpoint, session: &Session) -> String {
+pub fn checkpoint_state(checkpoint: &Checkpoint, session: &Session) -> String {
     let role = |m: &StoredMessage| m.message.role();
     let turn = session.messages.iter().rposition(|m| role(m) == Role::User).map_or(0, |i| i + 1);
     let results = session.messages[turn..].iter().filter(|m| role(m) == Role::Tool);
@@ -126,12 +126,15 @@ pub fn state(checkpoint: &Checkpoint, session: &Session) -> String {
     write_messages(&mut results, of_turn.filter(|(_, m)| role(m) == Role::Tool));
     let fields = [
         ("messages", messages(&session.messages, 0)),
-        ("pending_tool_calls", text(&pending.collect::<Vec<_>>())),
+        ("pending_tool_calls", to_json(&pending.collect::<Vec<_>>())),
         ("tool_results", results),
-        ("step_index", text(&checkpoint.step)),
-        ("metadata", text(&session.info.metadata)),
+        ("step_index", to_json(&checkpoint.step)),
+        ("metadata", to_json(&session.info.metadata)),
     ];
-    with(text(&CheckpointView::from(checkpoint)), &fields.each_ref().map(|(name, value)| (*name, value.as_str())))
+    with_fields(
+        to_json(&CheckpointView::from(checkpoint)),
+        &fields.each_ref().map(|(name, value)| (*name, value.as_str())),
+    )
 }
 
 #[cfg(test)]
@@ -163,6 +166,6 @@ mod tests {
             step_index: created.step,
             metadata: Map::new(),
         };
-        assert_eq!(state(&created, &session), text(&want));
+        assert_eq!(checkpoint_state(&created, &session), to_json(&want));
     }
 }

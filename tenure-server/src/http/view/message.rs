@@ -149,7 +149,15 @@ pub(super) mod tests {
             .unwrap();
         let run = (seq > 1).then(tenure::RunId::generate);
         let message = tenure::Message::parse(raw).unwrap();
-        StoredMessage { seq, at, run, lead: false, partial: seq == 3, replies_to: (seq == 2).then_some(1), message }
+        StoredMessage {
+            seq,
+            at,
+            run,
+            replaces_instructions: false,
+            partial: seq == 3,
+            replies_to: (seq == 2).then_some(1),
+            message,
+        }
     }
 
     #[test]
@@ -157,7 +165,7 @@ pub(super) mod tests {
         let all: Vec<StoredMessage> = (1..=4).map(stored_message).collect();
         let data = all.iter().enumerate().map(|(i, stored)| view(i + 7, stored)).collect();
         let list = MessageList { object: "list", data, next_cursor: Some("10".to_owned()) };
-        assert_eq!(json::list(&messages(&all, 7), Some("10".to_owned())), json::text(&list));
+        assert_eq!(json::list(&messages(&all, 7), Some("10".to_owned())), json::to_json(&list));
     }
 
     #[test]
@@ -170,6 +178,6 @@ pub(super) mod tests {
         };
         let messages = vec![view(2, &rewound.messages[0]), view(3, &rewound.messages[1])];
         let one = DiscardedView { seq: 9, created_at: rewound.at.to_string(), position: 2, messages };
-        assert_eq!(discarded(&[rewound]), json::text(&[one]));
+        assert_eq!(discarded(&[rewound]), json::to_json(&[one]));
     }
 }

@@ -1,6 +1,6 @@
 //! JSON responses with the session's `ETag`.
 
-use super::json::text;
+use super::json::to_json;
 use super::session::SessionView;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tenure::{Head, Seq};
 
 /// Wraps a shared text as a response body without copying it.
-pub fn shared(text: Arc<str>) -> Bytes {
+pub fn shared_body(text: Arc<str>) -> Bytes {
     struct Text(Arc<str>);
     impl AsRef<[u8]> for Text {
         fn as_ref(&self) -> &[u8] {
@@ -31,7 +31,7 @@ pub fn json(status: StatusCode, seq: Option<Seq>, body: impl Into<Body>) -> Resp
 
 /// Builds the response for a session's head, with its `ETag` and, if it was created, its `Location`.
 pub fn session(status: StatusCode, head: &Head) -> Response {
-    let mut response = json(status, Some(head.seq), text(&SessionView::from(head)));
+    let mut response = json(status, Some(head.seq), to_json(&SessionView::from(head)));
     if status == StatusCode::CREATED
         && let Ok(location) = HeaderValue::from_str(&format!("/sessions/{}", head.info.session_id))
     {

@@ -1,7 +1,7 @@
 //! Views of sessions.
 
 use super::checkpoint::CheckpointView;
-use super::json::{text, with};
+use super::json::{to_json, with_fields};
 use super::message::{DiscardedView, MessageView, messages};
 use super::run::{CachedView, RunView};
 use super::summary::SummaryView;
@@ -87,11 +87,11 @@ impl From<&Head> for SessionView {
             parent: head.parent.as_ref().map(|p| ParentView {
                 session_id: p.session.to_string(),
                 seq: p.seq,
-                position: p.mark.messages,
+                position: p.digest.messages,
             }),
             seq: head.seq,
-            message_count: head.mark.messages,
-            turn_count: head.mark.turns,
+            message_count: head.digest.messages,
+            turn_count: head.digest.turns,
         }
     }
 }
@@ -137,18 +137,18 @@ pub struct SessionWhole {
 }
 
 /// Renders a [`SessionWhole`] as JSON text, without the parts that have to be requested with `include`.
-pub fn whole(session: &Session) -> String {
+pub fn full_session(session: &Session) -> String {
     let checkpoints: Vec<_> = session.checkpoints.iter().map(CheckpointView::from).collect();
     let runs: Vec<_> = session.runs.iter().map(|r| RunView::of(r, session.head())).collect();
     let summary = session.summary().map(SummaryView::from);
     let messages = messages(&session.messages, 0);
     let fields = [
         ("messages", messages.as_str()),
-        ("checkpoints", &text(&checkpoints)),
-        ("runs", &text(&runs)),
-        ("summary", &text(&summary)),
+        ("checkpoints", &to_json(&checkpoints)),
+        ("runs", &to_json(&runs)),
+        ("summary", &to_json(&summary)),
     ];
-    with(text(&SessionView::from(session.head())), &fields)
+    with_fields(to_json(&SessionView::from(session.head())), &fields)
 }
 
 #[cfg(test)]
@@ -177,6 +177,6 @@ mod tests {
             discarded: None,
         };
         assert_eq!((want.messages.len(), want.checkpoints.is_empty()), (2, false));
-        assert_eq!(whole(&session), text(&want));
+        assert_eq!(full_session(&session), to_json(&want));
     }
 }

@@ -49,7 +49,7 @@ pub fn run(plan: &SandboxPlan) -> anyhow::Result<()> {
 fn confine(plan: &SandboxPlan) -> anyhow::Result<(Features, SandboxFiles)> {
     let mut features = Features { namespaces: plan.namespaces, ..Features::default() };
     if plan.namespaces {
-        namespaces::settle(plan.processes);
+        namespaces::configure(plan.processes);
         match mounts::enter(&plan.read, &plan.scratch, &plan.files) {
             Ok(()) => features.mounts = true,
             Err(missing) => plan.accept(missing, &[Require::Full])?,
@@ -59,7 +59,7 @@ fn confine(plan: &SandboxPlan) -> anyhow::Result<(Features, SandboxFiles)> {
         SandboxFiles { directory: SESSION_DIRECTORY.into(), enforced: UsageLimit::ByKernel }
     } else {
         let directory = plan.directory.clone().context("no directory for the session's files was provided")?;
-        SandboxFiles { directory, enforced: UsageLimit::Here }
+        SandboxFiles { directory, enforced: UsageLimit::ByScan }
     };
     namespaces::drop_capabilities().context("could not drop capabilities")?;
     match landlock::restrict(&files.directory, &plan.read) {

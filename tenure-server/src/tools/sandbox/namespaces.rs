@@ -50,7 +50,7 @@ const USER: u32 = 1000;
 ///
 /// `RLIMIT_NPROC` does not apply to root; this limit does, since Linux 6.14. The kernel permits no value below 301.
 #[cfg(target_os = "linux")]
-pub fn settle(processes: usize) {
+pub fn configure(processes: usize) {
     let _ = std::fs::write("/proc/sys/kernel/pid_max", processes.max(301).to_string());
     let _ = rustix::system::sethostname(b"sandbox");
 }
@@ -86,7 +86,7 @@ pub fn enter() -> Result<(), MissingFeature> {
 
 /// Does nothing: there is no namespace on this platform.
 #[cfg(not(target_os = "linux"))]
-pub fn settle(_: usize) {}
+pub fn configure(_: usize) {}
 
 /// Does nothing: on this platform, descendants are tracked only by the process group.
 #[cfg(not(target_os = "linux"))]

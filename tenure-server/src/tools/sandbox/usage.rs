@@ -16,7 +16,7 @@ pub enum UsageLimit {
     /// The kernel, continuously: the directory is a separate tmpfs.
     ByKernel,
     /// The check in this module.
-    Here,
+    ByScan,
 }
 
 /// Returns the exceeded limit, worded for the model, or `None` if no limit is exceeded. A failed check counts as
@@ -107,7 +107,7 @@ mod tests {
     fn each_limit_is_named() {
         let directory = tempfile::tempdir().unwrap();
         let limits = FileLimits { disk: 1 << 20, max_files: 10, max_depth: 3 };
-        let check = || exceeded(directory.path(), &limits, UsageLimit::Here);
+        let check = || exceeded(directory.path(), &limits, UsageLimit::ByScan);
         std::fs::create_dir_all(directory.path().join("1/2/3")).unwrap();
         std::os::unix::fs::symlink("..", directory.path().join("1/2/3/up")).unwrap();
         std::fs::write(directory.path().join("1/file"), vec![1; 100_000]).unwrap();
@@ -122,6 +122,6 @@ mod tests {
             std::fs::write(directory.path().join(format!("file {i}")), "").unwrap();
         }
         assert!(check().unwrap().contains("python.max_files"));
-        assert!(exceeded(&directory.path().join("missing"), &limits, UsageLimit::Here).is_some());
+        assert!(exceeded(&directory.path().join("missing"), &limits, UsageLimit::ByScan).is_some());
     }
 }

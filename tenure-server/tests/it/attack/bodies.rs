@@ -35,15 +35,15 @@ async fn unfinished_bodies_are_bounded() {
             let (response, mut stream) = ready.send_request(request, false).unwrap();
             // Sends until there is a response, which ends the stream.
             let upload = async {
-                let mut left = size;
-                while left > 0 {
-                    stream.reserve_capacity(left.min(64 << 10));
+                let mut remaining = size;
+                while remaining > 0 {
+                    stream.reserve_capacity(remaining.min(64 << 10));
                     let granted = std::future::poll_fn(|context| stream.poll_capacity(context)).await;
                     let Some(Ok(granted)) = granted else { break };
                     if stream.send_data(Bytes::from(vec![b' '; granted]), false).is_err() {
                         break;
                     }
-                    left -= granted.min(left);
+                    remaining -= granted.min(remaining);
                 }
             };
             let response = async {

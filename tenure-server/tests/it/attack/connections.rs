@@ -17,7 +17,7 @@ use tokio::net::TcpStream as AsyncStream;
 /// write.
 pub async fn with_keys(dir: &Path, yaml: &str) -> (Running, String, String) {
     let tenure = tenure::Tenure::open(&format!("sqlite:{}", dir.join("t.db").display())).await.unwrap();
-    let keys = KeyStore::of(tenure);
+    let keys = KeyStore::new(tenure);
     let (_, admin) = keys.add(NewKey { rights: vec![Right::Admin], ..NewKey::default() }).await.unwrap();
     let other =
         NewKey { tenant: Tenant::new("other").unwrap(), rights: vec![Right::Read, Right::Write], ..NewKey::default() };

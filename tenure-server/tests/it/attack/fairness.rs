@@ -39,8 +39,8 @@ async fn fill(dir: &Path, tenant: &str, count: usize) {
         Commit::new(None, vec![record], head)
     });
     // Commits are batched into shared transactions.
-    for some in commits.collect::<Vec<_>>().chunks(200) {
-        for result in futures_util::future::join_all(some.iter().map(|commit| store.commit(commit))).await {
+    for batch in commits.collect::<Vec<_>>().chunks(200) {
+        for result in futures_util::future::join_all(batch.iter().map(|commit| store.commit(commit))).await {
             result.unwrap();
         }
     }
@@ -151,10 +151,10 @@ async fn a_search_through_nested_forks_is_bounded() {
     let (start, mut worst, mut pages, mut hits) = (Instant::now(), Duration::ZERO, 0, 0);
     let mut path = "/search?q=ferry&limit=100".to_owned();
     loop {
-        let one = Instant::now();
+        let page_start = Instant::now();
         let (status, body) = server.get(&path).await;
         assert_eq!(status, 200, "{body}");
-        worst = worst.max(one.elapsed());
+        worst = worst.max(page_start.elapsed());
         hits += body["data"].as_array().unwrap().len();
         pages += 1;
         let Some(next) = body["next_cursor"].as_str() else { break };

@@ -84,8 +84,8 @@ impl Attack {
 
     /// Runs code and returns the output that the model sees. The server must still answer afterwards.
     async fn run(&self, session: &str, code: &str) -> String {
-        let ran = self.begin(session, code, "wait").await;
-        assert!(ran.0 == 200 || ran.0 == 201, "{ran:?}");
+        let outcome = self.begin(session, code, "wait").await;
+        assert!(outcome.0 == 200 || outcome.0 == 201, "{outcome:?}");
         assert_eq!(self.server().get("/healthz").await.0, 200);
         let shown = self.model.shown();
         let result = shown.iter().rev().find(|message| message["role"] == "tool").expect("a result");

@@ -76,7 +76,7 @@ impl Log {
     fn push_message(&mut self, message: Message, replaces_instructions: bool) {
         self.push(Entry::Message(MessageEntry {
             run: self.session.head().run.clone(),
-            lead: replaces_instructions,
+            replaces_instructions,
             ..MessageEntry::from(message)
         }));
     }
@@ -164,7 +164,7 @@ impl Log {
             Event::Rewind(to) => {
                 let to = Point::Position(to.index(self.session.messages.len() + 1));
                 let point = self.session.locate(&to).unwrap();
-                self.push(Entry::Rewound(RewindEntry { to: point.seq, mark: point.mark }));
+                self.push(Entry::Rewound(RewindEntry { to: point.seq, digest: point.digest }));
             }
             Event::Compact(upto) => {
                 let covered = self.session.summary().map_or(0, |s| s.position);
@@ -184,12 +184,12 @@ impl Log {
     fn partial(&self, size: usize, window: &Window) -> Option<Session> {
         let newest = &self.records[self.records.len() - size..];
         let since = newest.first()?.seq;
-        let prefix = self.session.head().front.as_ref()?;
+        let prefix = self.session.head().prompt_prefix.as_ref()?;
         let before: Vec<Record> = prefix
-            .places(since)
+            .ranges_before(since)
             .flat_map(|(from, to)| self.records[from as usize - 1..to as usize].iter().cloned())
             .collect();
-        Session::tail(self.session.head().clone(), &before, newest, window)
+        Session::fold_partial(self.session.head().clone(), &before, newest, window)
     }
 }
 
@@ -213,7 +213,7 @@ fn assert_same(partial: &Session, full: &Session, window: &Window) {
         session.checkpoints.iter().filter(|c| c.seq > since).cloned().collect::<Vec<_>>()
     };
     assert_eq!(run_checkpoints(partial), run_checkpoints(full));
-    assert!(full.messages.iter().all(|m| partial.has(m.seq)));
+    assert!(full.messages.iter().all(|m| partial.contains_message(m.seq)));
 }
 
 fn window() -> impl Strategy<Value = Window> {
@@ -329,8 +329,8 @@ fn a_few_records_are_enough_in_a_long_session() {
 
     // After a rewind discarded them, the instructions are searched in the whole log.
     let point = log.session.locate(&Point::Position(30)).unwrap();
-    log.push(Entry::Rewound(RewindEntry { to: point.seq, mark: point.mark }));
-    assert_eq!(log.session.head().front, None);
+    log.push(Entry::Rewound(RewindEntry { to: point.seq, digest: point.digest }));
+    assert_eq!(log.session.head().prompt_prefix, None);
     assert!(log.partial(60, &window).is_none());
 }
 
@@ -341,13 +341,18 @@ fn instructions_that_are_not_contiguous_have_no_prefix() {
     log.apply_event(&Event::Message("system", false));
     log.apply_event(&Event::Ask);
     let point = log.session.locate(&Point::Position(1)).unwrap();
-    log.push(Entry::Rewound(RewindEntry { to: point.seq, mark: point.mark }));
+    log.push(Entry::Rewound(RewindEntry { to: point.seq, digest: point.digest }));
     assert_eq!(
-        log.session.head().front.as_ref().and_then(|prefix| prefix.lead.as_ref()).map(|span| (span.from, span.to)),
+        log.session
+            .head()
+            .prompt_prefix
+            .as_ref()
+            .and_then(|prefix| prefix.instructions.as_ref())
+            .map(|span| (span.from, span.to)),
         Some((2, 2))
     );
     log.apply_event(&Event::Message("system", false));
-    assert_eq!(log.session.head().front, None);
+    assert_eq!(log.session.head().prompt_prefix, None);
 }
 
 /// An open review must be loaded, however old it is and even if no run opened it.

@@ -62,7 +62,7 @@ fn best_of(stored: &[StoredMessage], positions: impl Iterator<Item = usize>, mes
     if message.call_ids().is_empty() {
         let meaning = message.meaning();
         let plain = assistants.filter(|p| stored[*p].message.is_visible());
-        return plain.filter(|p| stored[*p].message.says(&meaning)).collect();
+        return plain.filter(|p| stored[*p].message.has_content(&meaning)).collect();
     }
     let matches: Vec<(usize, CallMatch)> =
         assistants.filter_map(|p| Some((p, stored[p].message.call_match(message)?))).collect();
@@ -83,11 +83,11 @@ fn question_agrees(stored: &[StoredMessage], position: usize, rest: &[Message], 
 /// Counts how many messages directly before a position equal those before the anchor. Tool messages that the
 /// client omitted do not interrupt the sequence.
 fn agreeing_before(stored: &[StoredMessage], position: usize, rest: &[Message], end: usize) -> usize {
-    let mut stored_before = stored[..position].iter().rev().filter(|m| !m.message.role().instructs()).peekable();
-    let incoming_before = rest[..end].iter().rev().filter(|m| !m.role().instructs());
+    let mut stored_before = stored[..position].iter().rev().filter(|m| !m.message.role().is_instruction()).peekable();
+    let incoming_before = rest[..end].iter().rev().filter(|m| !m.role().is_instruction());
     let mut agreeing = 0;
     for message in incoming_before.take(CONTEXT) {
-        while stored_before.next_if(|m| m.message.is_tool_turn() && !m.message.is_same(message)).is_some() {}
+        while stored_before.next_if(|m| m.message.is_tool_round() && !m.message.is_same(message)).is_some() {}
         match stored_before.next_if(|m| m.message.is_same(message)) {
             Some(_) => agreeing += 1,
             None => break,
@@ -132,11 +132,11 @@ impl Alignment {
                 pairs[j] = found;
                 continue;
             }
-            let mut p = if message.is_tool_turn() { next } else { above_tools.min(next) };
+            let mut p = if message.is_tool_round() { next } else { above_tools.min(next) };
             while p > 0 && is_skipped(&stored[p - 1], message) {
                 p -= 1;
             }
-            if !message.is_tool_turn() {
+            if !message.is_tool_round() {
                 above_tools = p;
             }
             let here = p.checked_sub(1).filter(|p| stored[*p].message.is_same(message));
@@ -161,7 +161,7 @@ impl Alignment {
         // The client's ids, each with the stored id and the position of the stored call.
         let mut stored_calls: HashMap<String, (String, usize)> = HashMap::new();
         for (j, position) in self.pairs.iter().enumerate().filter_map(|(j, p)| Some((j, (*p)?))) {
-            let ids = renamed(&stored[position].message, &rest[j]).into_iter();
+            let ids = renamed_call_ids(&stored[position].message, &rest[j]).into_iter();
             stored_calls.extend(ids.map(|(incoming_id, id)| (incoming_id, (id, position))));
         }
         for j in open {
@@ -183,7 +183,7 @@ impl Alignment {
     }
 
     /// Drops a number of messages after the anchor.
-    pub fn leave_out(&mut self, messages: usize) {
+    pub fn skip(&mut self, messages: usize) {
         self.skipped += messages;
     }
 
@@ -213,7 +213,7 @@ impl Alignment {
                 unpaired.push(message);
                 continue;
             };
-            let changed = message.role() == Role::Tool && !stored[p].message.says_the_same(message);
+            let changed = message.role() == Role::Tool && !stored[p].message.has_same_content(message);
             if changed && p < retained {
                 view.ephemeral += 1;
                 view.overlay.replace(&stored[p], as_answer_to(&stored[p].message, message));
@@ -253,8 +253,8 @@ pub(super) struct AlignedView {
 fn overlay_between(messages: &[StoredMessage], next: &StoredMessage, incoming: &[&Message], overlay: &mut Overlay) {
     let mut rest = incoming.iter().peekable();
     for stored in messages {
-        let hidden = stored.lead || stored.message.is_tool_turn();
-        let replaces = |m: &&&Message| m.role() == stored.message.role() && !m.is_tool_turn();
+        let hidden = stored.replaces_instructions || stored.message.is_tool_round();
+        let replaces = |m: &&&Message| m.role() == stored.message.role() && !m.is_tool_round();
         if !hidden && let Some(message) = rest.next_if(replaces) {
             overlay.replace(stored, (*message).clone());
         }
@@ -267,15 +267,15 @@ fn overlay_between(messages: &[StoredMessage], next: &StoredMessage, incoming: &
 
 /// Returns a client's tool result with the call id of the stored one.
 pub(super) fn as_answer_to(stored: &Message, result: &Message) -> Message {
-    match stored.answers() {
-        Some(id) if result.answers().as_deref() != Some(&*id) => result.answering(&id),
+    match stored.tool_call_id_ref() {
+        Some(id) if result.tool_call_id_ref().as_deref() != Some(&*id) => result.with_tool_call_id(&id),
         _ => result.clone(),
     }
 }
 
 /// Maps the client's tool call ids to the stored ids, if the calls agree by name and arguments only. Empty if
 /// any id agrees.
-pub(super) fn renamed(stored: &Message, incoming: &Message) -> HashMap<String, String> {
+pub(super) fn renamed_call_ids(stored: &Message, incoming: &Message) -> HashMap<String, String> {
     let stored_calls = stored.tool_calls();
     let incoming_calls = incoming.tool_calls();
     if incoming_calls.iter().any(|incoming| stored_calls.iter().any(|stored| stored.id == incoming.id)) {
@@ -288,8 +288,9 @@ pub(super) fn renamed(stored: &Message, incoming: &Message) -> HashMap<String, S
 /// Returns true if a stored message is skipped when compared with this incoming one: parts of the system
 /// prompt, and tool messages that the client omitted.
 fn is_skipped(stored: &StoredMessage, message: &Message) -> bool {
-    let prompt = stored.lead || (stored.message.role().instructs() && !message.role().instructs());
-    prompt || (stored.message.is_tool_turn() && !stored.message.is_same(message))
+    let prompt =
+        stored.replaces_instructions || (stored.message.role().is_instruction() && !message.role().is_instruction());
+    prompt || (stored.message.is_tool_round() && !stored.message.is_same(message))
 }
 
 /// Finds the position before `next` of the message at `j`: the only one, or the latest whose preceding

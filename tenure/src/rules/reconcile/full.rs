@@ -5,7 +5,7 @@
 //! is missing is rewound.
 
 use super::index::StoredIndex;
-use crate::rules::prompt::opening;
+use crate::rules::prompt::count_initial_instructions;
 use crate::rules::reconcile::plan::{NewMessage, ReconcilePlan, ReplyTo};
 use crate::rules::session::StoredMessage;
 use crate::types::message::{Message, Role};
@@ -13,7 +13,7 @@ use std::ops::Range;
 
 /// Reconciles a request that is the whole history.
 pub(super) fn plan(stored: &StoredIndex<'_>, rest: &[Message]) -> ReconcilePlan {
-    let initial_instructions = opening(stored);
+    let initial_instructions = count_initial_instructions(stored);
     let mut turn = turn_around(stored, 0);
     let mut tools = 0..0;
     let mut i = 0;
@@ -32,7 +32,7 @@ pub(super) fn plan(stored: &StoredIndex<'_>, rest: &[Message]) -> ReconcilePlan 
         let find = |mut positions: Range<usize>| positions.find(|k| stored[*k].message.is_same(incoming));
         // Results may be in another order than the stored ones.
         if incoming.role() == Role::Tool
-            && let Some(k) = incoming.answers().and_then(|id| stored.result_of(&id, turn.start))
+            && let Some(k) = incoming.tool_call_id_ref().and_then(|id| stored.result_of(&id, turn.start))
             && k < tools.end.max(i)
         {
             is_matched[k] = true;
@@ -41,16 +41,16 @@ pub(super) fn plan(stored: &StoredIndex<'_>, rest: &[Message]) -> ReconcilePlan 
             continue;
         }
         let Some(current) = stored.get(i) else { break i };
-        if i < initial_instructions || current.lead || current.message.role() == Role::Tool {
+        if i < initial_instructions || current.replaces_instructions || current.message.role() == Role::Tool {
             i += 1;
         } else if current.message.is_same(incoming) {
             is_matched[i] = true;
             i += 1;
             j += 1;
             matched_end = matched_end.max(i);
-        } else if !current.message.is_tool_turn() {
+        } else if !current.message.is_tool_round() {
             break i;
-        } else if incoming.is_tool_turn() && incoming.role() == Role::Assistant {
+        } else if incoming.is_tool_round() && incoming.role() == Role::Assistant {
             // A client that calls tools itself sends its calls; the server's calls, which it never saw,
             // precede them.
             match find(i..turn.end) {
@@ -61,10 +61,10 @@ pub(super) fn plan(stored: &StoredIndex<'_>, rest: &[Message]) -> ReconcilePlan 
             i += 1;
         }
     };
-    let omitted = (0..retained).filter(|k| !is_matched[*k] && stored[*k].message.is_tool_turn()).count();
+    let omitted = (0..retained).filter(|k| !is_matched[*k] && stored[*k].message.is_tool_round()).count();
     let answer = (0..retained).rev().find(|k| is_matched[*k] && stored[*k].message.role() == Role::Assistant);
     let append = new_messages(answer.map(|k| ReplyTo::Stored(stored[k].seq)), &rest[j..]);
-    ReconcilePlan { matched: j, spliced: omitted, append, ..ReconcilePlan::keeping(stored, retained) }
+    ReconcilePlan { matched: j, omitted, append, ..ReconcilePlan::retaining(stored, retained) }
 }
 
 /// Builds the messages to append, each user message with the assistant message that it follows.
@@ -75,14 +75,14 @@ fn new_messages(mut reply: Option<ReplyTo>, new: &[Message]) -> Vec<NewMessage> 
         if message.role() == Role::Assistant {
             reply = Some(ReplyTo::New(messages.len()));
         }
-        messages.push(NewMessage { lead: false, replies_to, message: message.clone() });
+        messages.push(NewMessage { replaces_instructions: false, replies_to, message: message.clone() });
     }
     messages
 }
 
 /// Returns the end of the tool messages that start at `i`.
 fn end_of_tools(stored: &[StoredMessage], i: usize) -> usize {
-    let other = stored.iter().skip(i).position(|m| !m.lead && !m.message.is_tool_turn());
+    let other = stored.iter().skip(i).position(|m| !m.replaces_instructions && !m.message.is_tool_round());
     other.map_or(stored.len(), |p| i + p)
 }
 

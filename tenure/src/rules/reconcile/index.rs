@@ -55,8 +55,8 @@ impl<'a> StoredIndex<'a> {
     fn index(&self) -> &MessageIndex {
         self.index.get_or_init(|| {
             let mut index = MessageIndex::default();
-            for (p, stored) in self.messages.iter().enumerate().filter(|(_, m)| !m.lead) {
-                match stored.message.answers() {
+            for (p, stored) in self.messages.iter().enumerate().filter(|(_, m)| !m.replaces_instructions) {
+                match stored.message.tool_call_id_ref() {
                     Some(id) => index.results.entry(id.into_owned()).or_default().push(p),
                     None => {
                         for key in keys(&stored.message) {
@@ -102,7 +102,7 @@ impl<'a> StoredIndex<'a> {
 
     /// Returns the first result of the call at this position.
     pub fn result_of(&self, id: &str, call: usize) -> Option<usize> {
-        let answers = |p: &usize| self.messages[*p].message.answers().as_deref() == Some(id);
+        let answers = |p: &usize| self.messages[*p].message.tool_call_id_ref().as_deref() == Some(id);
         if self.messages.len() - call <= MAX_SCAN && self.may_scan() {
             return (call..self.messages.len()).find(answers);
         }
@@ -119,7 +119,7 @@ impl<'a> StoredIndex<'a> {
         if let Some(position) = unpaired.find(|p| self.messages[*p].message.is_same(result)) {
             return Some(position);
         }
-        let positions = self.index().results.get(&*result.answers()?)?;
+        let positions = self.index().results.get(&*result.tool_call_id_ref()?)?;
         let before = &positions[..positions.partition_point(|p| *p < end)];
         before.iter().rev().take(MAX_EQUAL).find(|p| !paired.contains(p)).copied()
     }

@@ -28,15 +28,15 @@ pub struct IncomingRequest<'a> {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReconcilePlan {
     /// Number of stored messages that remain; later ones are rewound.
-    pub keep: usize,
+    pub retained: usize,
     /// The messages to append, in order.
     pub append: Vec<NewMessage>,
     /// How many of the appended messages, from the first, are the system prompt.
-    pub prompt: usize,
+    pub system_prompt_len: usize,
     /// Number of incoming messages that are already stored.
     pub matched: usize,
     /// Number of stored messages that the request omits after the first one that it repeats.
-    pub spliced: usize,
+    pub omitted: usize,
     /// Number of stored messages that are rewound, excluding the system prompt.
     pub rewound: usize,
     /// Number of incoming messages that are shown to the model but not stored, or ignored because the stored
@@ -52,7 +52,7 @@ pub struct ReconcilePlan {
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewMessage {
     /// Whether this system message replaces the initial instructions.
-    pub lead: bool,
+    pub replaces_instructions: bool,
     /// The assistant message that this user message follows in the request.
     pub replies_to: Option<ReplyTo>,
     /// The message itself.
@@ -70,18 +70,18 @@ pub enum ReplyTo {
 
 impl ReconcilePlan {
     /// Creates a plan that keeps the first `retained` stored messages and appends nothing.
-    pub(crate) fn keeping(stored: &[StoredMessage], retained: usize) -> Self {
-        Self { keep: retained, rewound: count(&stored[retained..]), ..Self::default() }
+    pub(crate) fn retaining(stored: &[StoredMessage], retained: usize) -> Self {
+        Self { retained, rewound: count_without_instructions(&stored[retained..]), ..Self::default() }
     }
 
     /// Returns the new messages as log entries. `first` is the record of the first one.
-    pub fn posts(&self, first: Seq) -> Vec<MessageEntry> {
+    pub fn message_entries(&self, first: Seq) -> Vec<MessageEntry> {
         let seq = |reply: ReplyTo| match reply {
             ReplyTo::Stored(seq) => seq,
             ReplyTo::New(i) => first + i as Seq,
         };
         let entry = |m: &NewMessage| MessageEntry {
-            lead: m.lead,
+            replaces_instructions: m.replaces_instructions,
             replies_to: m.replies_to.map(seq),
             ..MessageEntry::from(m.message.clone())
         };
@@ -90,7 +90,7 @@ impl ReconcilePlan {
 
     /// Returns the number of new messages, excluding the system prompt.
     pub fn appended(&self) -> usize {
-        self.append.len() - self.prompt
+        self.append.len() - self.system_prompt_len
     }
 }
 
@@ -100,8 +100,8 @@ pub(crate) fn last_turn(stored: &[StoredMessage]) -> usize {
 }
 
 /// Counts the messages that are not part of the system prompt.
-pub(crate) fn count(messages: &[StoredMessage]) -> usize {
-    messages.iter().filter(|m| !m.lead && !m.message.role().instructs()).count()
+pub(crate) fn count_without_instructions(messages: &[StoredMessage]) -> usize {
+    messages.iter().filter(|m| !m.replaces_instructions && !m.message.role().is_instruction()).count()
 }
 
 /// Returns the range of the user messages of the last turn.

@@ -1,11 +1,11 @@
 //! Tool calls of a run: cache lookup, concurrent execution, and commit of the results in call
 //! order.
 
-use super::insist::Backoff;
+use super::retry::Backoff;
 use super::{Execution, limit};
 use crate::executors::tools::ToolInvocation;
 use crate::memory::tool;
-use crate::rules::next::{CallAction, NextStep, PendingCall, arguments};
+use crate::rules::next::{CallAction, NextStep, PendingCall, call_with_model_arguments};
 use crate::run::executors::{RunEvent, ToolProgress, TurnError};
 use crate::types::error::{Error, Result};
 use crate::types::message::Message;
@@ -17,19 +17,19 @@ use std::sync::atomic::Ordering;
 
 impl<'a> Execution<'a> {
     /// Looks up cached results for the tool calls of an answer.
-    pub(super) async fn look_up(&mut self, answer: &Message) -> Result<()> {
+    pub(super) async fn look_up_cached_results(&mut self, answer: &Message) -> Result<()> {
         self.hits.clear();
         if !self.tools.iter().any(|t| t.cache) {
             return Ok(());
         }
         for call in answer.tool_calls() {
             let cached = self.tools.iter().any(|t| t.cache && t.name == call.name);
-            let CallAction::Call(arguments) = arguments(&call) else { continue };
+            let CallAction::Call(arguments) = call_with_model_arguments(&call) else { continue };
             if !cached {
                 continue;
             }
             let arguments = Value::Object(arguments);
-            let hit = match self.tenure.cache_get(&self.who, &self.session_id, &call.name, &arguments).await {
+            let hit = match self.tenure.cache_get(&self.principal, &self.session_id, &call.name, &arguments).await {
                 // The answer is not persisted yet and must not be lost to an unavailable cache:
                 // treat this as a miss and call the tool.
                 Err(Error::Unavailable { .. }) => None,
@@ -45,10 +45,10 @@ impl<'a> Execution<'a> {
     /// Executes tool calls concurrently, at most `parallel` at a time, and commits their results in
     /// the order of the calls (D-051). After an error, calls in flight finish and no new ones start
     /// (D-052).
-    pub(super) async fn call(&mut self, jobs: Vec<PendingCall>) -> Result<NextStep, TurnError> {
+    pub(super) async fn call_tools(&mut self, jobs: Vec<PendingCall>) -> Result<NextStep, TurnError> {
         for job in &jobs {
             let progress = self.progress(job);
-            self.tell(RunEvent::Tool(progress)).await;
+            self.send_event(RunEvent::Tool(progress)).await;
         }
         let concurrent = self.policy.parallel.max(1);
         let futures: Vec<_> = jobs.iter().map(|job| self.tool_call_future(job)).collect();
@@ -83,19 +83,19 @@ impl<'a> Execution<'a> {
                 self.result_messages(&jobs[committed..], &mut results[committed..committed + finished]).await;
             committed += finished;
             if committed == jobs.len() {
-                return Ok(self.keep(messages, true).await?);
+                return Ok(self.commit_messages(messages, true).await?);
             }
             if !messages.is_empty() {
-                self.keep(messages, false).await?;
+                self.commit_messages(messages, false).await?;
             }
         }
         match error {
             Some(error) => {
                 let messages = self.result_messages(&jobs[committed..], &mut results[committed..]).await;
-                self.keep(messages, false).await?;
+                self.commit_messages(messages, false).await?;
                 Err(error)
             }
-            None => Ok(self.keep(Vec::new(), true).await?),
+            None => Ok(self.commit_messages(Vec::new(), true).await?),
         }
     }
 
@@ -107,16 +107,16 @@ impl<'a> Execution<'a> {
                 messages.push(Message::tool(&job.call.id, &content));
                 let progress = ToolProgress { content: Some(content), ..self.progress(job) };
                 self.calls.push(progress.clone());
-                self.tell(RunEvent::Tool(progress)).await;
+                self.send_event(RunEvent::Tool(progress)).await;
             }
         }
         messages
     }
 
     fn progress(&self, job: &PendingCall) -> ToolProgress {
-        let arguments = match &job.doing {
+        let arguments = match &job.action {
             CallAction::Call(arguments) => Value::Object(arguments.clone()).to_string(),
-            CallAction::Say(_) => job.call.arguments.clone(),
+            CallAction::Respond(_) => job.call.arguments.clone(),
         };
         ToolProgress {
             round: self.rounds.max(1),
@@ -131,22 +131,22 @@ impl<'a> Execution<'a> {
     /// Returns a future that executes one call. It borrows nothing from the run, so events can be
     /// sent while it is polled.
     fn tool_call_future(&self, job: &PendingCall) -> impl Future<Output = Result<CallResult, TurnError>> + use<'a> {
-        let executors = self.hands;
+        let executors = self.executors;
         let assistant = self.assistant.clone();
         let tool = self.tools.iter().find(|t| t.name == job.call.name).cloned().unwrap_or_default();
         let hit = self.hits.get(&job.call.id).cloned();
-        let lease_state = self.held.clone();
+        let lease_state = self.lease_state.clone();
         let timeout = self.policy.tool_timeout;
         let max = self.policy.max_result_bytes;
         let tenure = self.tenure.clone();
-        let principal = self.who.clone();
+        let principal = self.principal.clone();
         let id = self.session_id.clone();
-        let session = self.who.key(&self.session_id);
+        let session = self.principal.key(&self.session_id);
         let run = self.run.clone();
-        let PendingCall { call, doing } = job.clone();
+        let PendingCall { call, action: doing } = job.clone();
         async move {
             let arguments = match doing {
-                CallAction::Say(content) => return Ok(CallResult::Content(content)),
+                CallAction::Respond(content) => return Ok(CallResult::Content(content)),
                 CallAction::Call(arguments) => arguments,
             };
             if let Some(content) = hit {
@@ -164,7 +164,9 @@ impl<'a> Execution<'a> {
             if tenure.now().as_microsecond() >= lease_state.until.load(Ordering::Relaxed) {
                 let mut backoff = Backoff::new();
                 let until = loop {
-                    if let Some(until) = backoff.unless_away(tenure.renew(&principal, &id, &run).await).await {
+                    if let Some(until) =
+                        backoff.unless_unavailable(tenure.renew_lease(&principal, &id, &run).await).await
+                    {
                         break until?;
                     }
                 };

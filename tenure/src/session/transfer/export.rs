@@ -53,7 +53,8 @@ pub struct Export {
     pub messages: Vec<Message>,
     /// Positions of system messages that replaced the instructions before them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub lead: Vec<usize>,
+    #[serde(rename = "lead")]
+    pub instruction_positions: Vec<usize>,
     /// The checkpoints.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub checkpoints: Vec<ExportedCheckpoint>,
@@ -86,7 +87,7 @@ pub struct ExportedCheckpoint {
 }
 
 /// Prefixes the path of an invalid parameter with a location.
-pub(crate) fn within(location: &str, e: Error) -> Error {
+pub(crate) fn prefix_param(location: &str, e: Error) -> Error {
     match e {
         Error::Invalid { param, message } if param.is_empty() => Error::invalid(location, message),
         Error::Invalid { param, message } => Error::invalid(format!("{location}.{param}"), message),
@@ -128,7 +129,9 @@ impl From<Session> for Export {
             tags: info.tags,
             // Without the log, nothing proves the review decisions.
             metadata: without_decisions(&info.metadata),
-            lead: (0..session.messages.len()).filter(|i| session.messages[*i].lead).collect(),
+            instruction_positions: (0..session.messages.len())
+                .filter(|i| session.messages[*i].replaces_instructions)
+                .collect(),
             checkpoints: checkpoints.collect(),
             messages: session.messages.into_iter().map(|m| m.message).collect(),
             log: Vec::new(),

@@ -44,28 +44,28 @@ fn drop_lease(record: &mut Record) {
 }
 
 /// A record as it is exported: without leases, and with markers in place of media.
-pub(super) fn marked(mut record: Record) -> Record {
+pub(super) fn to_exported(mut record: Record) -> Record {
     drop_lease(&mut record);
     if let Entry::Message(post) = &mut record.entry
-        && !post.message.cuts().is_empty()
+        && !post.message.blob_refs().is_empty()
     {
         let raw = post.message.as_str();
         let mut text = String::new();
         let mut copied = 0;
-        for blob_ref in post.message.cuts() {
-            text.push_str(raw.get(copied..blob_ref.at).unwrap_or_default());
+        for blob_ref in post.message.blob_refs() {
+            text.push_str(raw.get(copied..blob_ref.offset).unwrap_or_default());
             text.push_str(&marker(&blob_ref.id));
-            copied = blob_ref.at;
+            copied = blob_ref.offset;
         }
         text.push_str(raw.get(copied..).unwrap_or_default());
-        post.message = Message::trusted(text, post.message.cuts().to_vec());
+        post.message = Message::trusted(text, post.message.blob_refs().to_vec());
     }
     record
 }
 
 /// The ids of media in a log that are not in its readable messages.
-pub(super) fn media_beside(log: &[Record], readable: &Session) -> Vec<BlobId> {
-    let blob_ids = |m: &Message| m.cuts().iter().map(|c| c.id).collect::<Vec<_>>();
+pub(super) fn media_outside_messages(log: &[Record], readable: &Session) -> Vec<BlobId> {
+    let blob_ids = |m: &Message| m.blob_refs().iter().map(|c| c.id).collect::<Vec<_>>();
     let in_messages: HashSet<BlobId> = readable.messages.iter().flat_map(|m| blob_ids(&m.message)).collect();
     let mut outside: Vec<BlobId> = Vec::new();
     for record in log {
@@ -180,7 +180,7 @@ impl LogRebuild<'_> {
                 match (&mut created.parent, self.head()) {
                     (None, None) => created.decisions = None,
                     (Some(parent), Some(head)) if parent.seq + 1 == seq => {
-                        parent.mark = head.mark.clone();
+                        parent.digest = head.digest.clone();
                         created.decisions = head.decisions;
                         if let Some(decisions) = head.info.metadata.get(DECISIONS) {
                             created.metadata.insert(DECISIONS.to_owned(), decisions.clone());
@@ -215,7 +215,7 @@ impl LogRebuild<'_> {
                 if !before(rewound.to) {
                     return Err(invalid("entry.rewound.to", "the value must be the number of an earlier record"));
                 }
-                rewound.mark = self.digest_at(rewound.to);
+                rewound.digest = self.digest_at(rewound.to);
             }
             Entry::Compacted { upto, summary } => {
                 if !before(*upto) {
@@ -251,9 +251,9 @@ impl LogRebuild<'_> {
         }
         let max = self.tenure.limits().max_message_bytes;
         if !matches!(record.entry, Entry::Message(_)) && record.entry.encode().len() > max {
-            return Err(Error::TooLarge { what: format!("log[{i}]"), limit: "max_message_bytes", max: max as u64 });
+            return Err(Error::TooLarge { subject: format!("log[{i}]"), limit: "max_message_bytes", max: max as u64 });
         }
-        if let (_, Some(reason)) = self.chain.take(self.id, &record) {
+        if let (_, Some(reason)) = self.chain.check_record(self.id, &record) {
             return Err(invalid("entry.review_decided.previous", &reason));
         }
         self.push(record)
@@ -273,7 +273,7 @@ impl LogRebuild<'_> {
             let count = session.messages.len();
             self.digests.truncate(count / DIGEST_INTERVAL + 1);
             if count.is_multiple_of(DIGEST_INTERVAL) && count / DIGEST_INTERVAL == self.digests.len() {
-                self.digests.push(session.mark.clone());
+                self.digests.push(session.digest.clone());
             }
         }
         self.records.push(record);
@@ -295,19 +295,23 @@ impl LogRebuild<'_> {
         self.messages += 1;
         if self.messages > limits.max_messages {
             let description = "the log's list of messages".to_owned();
-            return Err(Error::TooLarge { what: description, limit: "max_messages", max: limits.max_messages as u64 });
+            return Err(Error::TooLarge {
+                subject: description,
+                limit: "max_messages",
+                max: limits.max_messages as u64,
+            });
         }
-        let size = message.cuts().iter().map(|c| self.media.get(&c.id).map_or(0, |b| b.len() / 3 * 4));
+        let size = message.blob_refs().iter().map(|c| self.media.get(&c.id).map_or(0, |b| b.len() / 3 * 4));
         if message.as_str().len() + size.sum::<usize>() > limits.max_message_bytes {
             return Err(Error::TooLarge {
-                what: location,
+                subject: location,
                 limit: "max_message_bytes",
                 max: limits.max_message_bytes as u64,
             });
         }
         let mut full = String::new();
         let mut rest = message.as_str();
-        for blob_ref in message.cuts() {
+        for blob_ref in message.blob_refs() {
             let invalid =
                 |reason: &str| Error::invalid(format!("{location}.cuts"), format!("{reason} {}", blob_ref.id));
             let (before, after) =
@@ -319,7 +323,7 @@ impl LogRebuild<'_> {
         }
         full.push_str(rest);
         let full = Message::parse(&full)
-            .map_err(|e| crate::session::transfer::export::within(&format!("{location}.body"), e))?;
+            .map_err(|e| crate::session::transfer::export::prefix_param(&format!("{location}.body"), e))?;
         let (message, blobs) = full.detach();
         self.blobs.extend(blobs.into_iter().map(|b| (b.id, b)));
         Ok(message)
@@ -340,7 +344,7 @@ impl LogRebuild<'_> {
         let Some(session) = &self.session else { return Err(Error::invalid("log", "the log contains no record")) };
         // Another program may have reformatted the JSON.
         let same = |a: &Message, b: &Message| {
-            let media = |m: &Message| m.cuts().iter().map(|c| c.id).collect::<Vec<_>>();
+            let media = |m: &Message| m.blob_refs().iter().map(|c| c.id).collect::<Vec<_>>();
             a == b || (media(a) == media(b) && a.to_value() == b.to_value())
         };
         let differs = session.messages.iter().zip(readable).position(|(a, b)| !same(&a.message, b));

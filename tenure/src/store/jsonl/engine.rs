@@ -111,11 +111,11 @@ impl JsonlEngine {
             self.append_commit(log_file, &encoded, |state| state.index.apply(commit))?;
         }
         self.rewrite_if_mostly_dead(log_file);
-        if !commit.cut.is_empty() {
+        if !commit.discarded.is_empty() {
             let path = paths::discarded_file(&self.root, &new_head.key());
             let blob = |id: &BlobId| self.blob(&new_head.tenant, *id).ok().flatten();
             let with_media = |m: &Message| m.attach(blob).unwrap_or_else(|_| m.clone());
-            let discarded: Vec<Message> = commit.cut.iter().map(with_media).collect();
+            let discarded: Vec<Message> = commit.discarded.iter().map(with_media).collect();
             if let Err(error) = append_copy(&path, discarded.iter().map(|m| m.as_str())) {
                 tracing::warn!(path = %path.display(), %error, "could not append the discarded messages to their file; they are still in the log");
             }

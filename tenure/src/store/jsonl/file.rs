@@ -14,7 +14,9 @@ use std::path::{Path, PathBuf};
 /// Converts a file system error into an error of the store.
 pub(super) fn io_error(path: &Path, error: &io::Error) -> Error {
     match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::Full { place: path.display().to_string() },
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            Error::Full { location: path.display().to_string() }
+        }
         _ => Error::unavailable(format!("{}: {error}", path.display())),
     }
 }

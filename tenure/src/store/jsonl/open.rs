@@ -35,13 +35,13 @@ pub(super) fn lock_directory(dir: &Path) -> Result<(PathBuf, File)> {
         private_files::options().create(true).write(true).truncate(false).open(dir.join(LOCK_FILE)).map_err(io)?;
     match lock.try_lock() {
         Ok(()) => {}
-        Err(TryLockError::WouldBlock) => return Err(Error::Locked { place: dir.display().to_string() }),
+        Err(TryLockError::WouldBlock) => return Err(Error::Locked { location: dir.display().to_string() }),
         Err(TryLockError::Error(e)) => return Err(io(e)),
     }
     match fs::read_to_string(&format) {
         Ok(text) => match text.trim().parse::<u32>() {
             Ok(stored) if stored > FORMAT => {
-                Err(Error::NewerFormat { place: dir.display().to_string(), found: stored, known: FORMAT })
+                Err(Error::NewerFormat { location: dir.display().to_string(), version: stored, supported: FORMAT })
             }
             Ok(FORMAT) => Ok((dir.clone(), lock)),
             // Files of older formats can be read as they are; from now on the newest format is
@@ -132,7 +132,7 @@ fn load_file(path: &Path, log_file: LogFile, state: &mut JsonlState, repairs: &m
     let io = |e: io::Error| io_error(path, &e);
     let (contents, end) = replay(path, &log_file).map_err(io)?;
     let mut repair =
-        |description: String| repairs.push(OpenRepair { place: path.display().to_string(), what: description });
+        |description: String| repairs.push(OpenRepair { location: path.display().to_string(), description });
     match end {
         LogTail::Clean if contents.len > 0 => register_file(log_file, contents, state),
         LogTail::Torn { bytes, line } if contents.len > 0 => {
@@ -188,8 +188,8 @@ pub(super) fn remove_unused_blobs(root: &Path, tenant: &Tenant, is_used: impl Fn
 
 fn not_repaired(path: &Path, reason: &str) -> OpenRepair {
     OpenRepair {
-        place: path.display().to_string(),
-        what: format!("NOT repaired: {reason}; restore the file from a backup"),
+        location: path.display().to_string(),
+        description: format!("NOT repaired: {reason}; restore the file from a backup"),
     }
 }
 

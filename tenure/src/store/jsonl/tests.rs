@@ -59,7 +59,7 @@ fn begin_at(key: &SessionKey, before: u64, created: SessionCreated, entries: &[E
 
 /// Creates the first commit of a fork.
 fn fork(key: &SessionKey, parent: &Head, seq: u64) -> Commit {
-    let parent = Parent { session: parent.info.session_id.clone(), seq, mark: parent.mark.clone() };
+    let parent = Parent { session: parent.info.session_id.clone(), seq, digest: parent.digest.clone() };
     begin_at(
         key,
         seq,
@@ -229,9 +229,9 @@ async fn discarded_messages_are_copied_to_a_readable_file() {
     for key in [&one, &two] {
         let first = begin(key, &[user("x")]);
         store.commit(&first).await.unwrap();
-        let rewound = Entry::Rewound(RewindEntry { to: 1, mark: Default::default() });
+        let rewound = Entry::Rewound(RewindEntry { to: 1, digest: Default::default() });
         let mut rewind = next(&first.head, &[rewound]);
-        rewind.cut = vec![Message::user("x"), Message::user(&format!("of {key}"))];
+        rewind.discarded = vec![Message::user("x"), Message::user(&format!("of {key}"))];
         store.commit(&rewind).await.unwrap();
     }
     let read = |name: &str| fs::read_to_string(dir.path().join("default").join(name)).unwrap();
@@ -298,12 +298,12 @@ async fn delete_namespace_leaves_no_bytes() {
         store.remove(&namespace, "a").await.unwrap();
     }
     assert!(any_file_contains(dir.path(), "secret"));
-    store.clear(&key.tenant, &ada).await.unwrap();
+    store.delete_owner(&key.tenant, &ada).await.unwrap();
     assert!(!any_file_contains(dir.path(), "secret"), "removed items of others are gone for good as well");
     assert_eq!(store.items(&namespace_of(ada), None, 9).await.unwrap(), []);
     assert_eq!(store.items(&namespace_of(Owner::Tenant), None, 9).await.unwrap().len(), 1);
-    store.clear(&key.tenant, &Owner::Session(key.session.clone())).await.unwrap();
-    store.clear(&key.tenant, &Owner::Tenant).await.unwrap();
+    store.delete_owner(&key.tenant, &Owner::Session(key.session.clone())).await.unwrap();
+    store.delete_owner(&key.tenant, &Owner::Tenant).await.unwrap();
     assert!(!any_file_contains(dir.path(), "kept too"));
     drop(store);
     let store = open(&dir).await;
@@ -358,9 +358,9 @@ async fn many_sessions_at_once_and_many_writers_of_one() {
     drop(Arc::into_inner(store));
     let store = open(&dir).await;
     let (head, records, _) = read_session(&store, &shared).await;
-    assert_eq!(head.unwrap().mark.messages, 80);
+    assert_eq!(head.unwrap().digest.messages, 80);
     assert_eq!(records.len(), 81);
-    assert_eq!(store.heads(&SessionQuery::new(OwnerFilter::Everyone, 100)).await.unwrap().len(), 9);
+    assert_eq!(store.heads(&SessionQuery::new(OwnerFilter::AllTenants, 100)).await.unwrap().len(), 9);
     assert!(store.blob(&shared.tenant, &BlobId::of(b"the same for all")).await.unwrap().is_some());
 }
 

@@ -78,7 +78,7 @@ pub(super) async fn check(connection: &PgConnection) -> Result<Vec<Finding>> {
         findings.push(Finding::orphan(location, "no session references it", Orphan::Blob(tenant, id)));
     }
     for row in query_rows(connection, DANGLING_BLOB_REFERENCES, &limit).await? {
-        let orphan = Orphan::Uses(tenant_column(&row)?, column(&row, 1, server_location)?);
+        let orphan = Orphan::BlobRefs(tenant_column(&row)?, column(&row, 1, server_location)?);
         findings.push(Finding::orphan(
             describe_session(&row)?,
             "blob references of a session that does not exist",
@@ -108,7 +108,7 @@ pub(super) async fn remove(connection: &PgConnection, orphans: &[Orphan]) -> Res
                     AND NOT EXISTS (SELECT 1 FROM tenure_blob_use WHERE tenant = $1 AND blob = $2)";
                 query_rows(connection, sql, &[(&tenant.as_str(), Type::TEXT), (&&id.0[..], Type::BYTEA)]).await?;
             }
-            Orphan::Uses(tenant, session) => {
+            Orphan::BlobRefs(tenant, session) => {
                 let sql = "DELETE FROM tenure_blob_use WHERE tenant = $1 AND session = $2
                     AND NOT EXISTS (SELECT 1 FROM tenure_head WHERE tenant = $1 AND session = $2)
                     AND NOT EXISTS (SELECT 1 FROM tenure_record WHERE tenant = $1 AND session = $2)";
@@ -139,16 +139,16 @@ pub(super) async fn remove(connection: &PgConnection, orphans: &[Orphan]) -> Res
 
 /// Runs a statement that may scan whole tables, with the timeout of maintenance.
 async fn query_rows(connection: &PgConnection, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
-    let sql = connection.sql(sql);
-    let mut retries = connection.tries();
+    let sql = connection.qualify_tables(sql);
+    let mut retries = connection.retry_budget();
     loop {
         let attempt = async {
-            let pooled = connection.lease().await?;
+            let pooled = connection.acquire().await?;
             let rows = pooled.query_typed(&sql, params).await?;
-            pooled.keep();
+            pooled.release();
             Ok::<_, FailureKind>(rows)
         };
-        match connection.within(MAINTENANCE_TIMEOUT, attempt).await {
+        match connection.with_timeout(MAINTENANCE_TIMEOUT, attempt).await {
             Ok(rows) => return Ok(rows),
             Err(failure) => retries.wait(failure).await?,
         }

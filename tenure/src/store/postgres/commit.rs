@@ -3,13 +3,13 @@
 //! Invariant: the head, records, items and blobs of a commit are written by a single statement,
 //! hence atomically.
 
-use super::heads::talk;
-use super::items::{ITEM_COLUMNS, ITEM_REPLACE, key_fits, no_nul, words};
+use super::heads::conversation_key;
+use super::items::{ITEM_COLUMNS, ITEM_REPLACE, check_item_key, check_no_nul, words};
 use crate::store::contract::Commit;
 use crate::store::item::{Item, Owner};
 use crate::store::postgres::connection::{Param, PgConnection};
 use crate::store::postgres::failure::FailureKind;
-use crate::store::postgres::row::{micros, whole};
+use crate::store::postgres::row::{count_to_i64, micros};
 use crate::types::entry::Record;
 use crate::types::error::{Error, Result};
 use crate::types::log_hash::LogHash;
@@ -97,10 +97,10 @@ pub(super) async fn commit(connection: &PgConnection, statements: &Statements, c
         (Some(_), false) => &statements.append_with_data,
         (None, false) => &statements.create_with_data,
     };
-    let mut retries = connection.tries();
+    let mut retries = connection.retry_budget();
     let mut is_outcome_unknown = false;
     loop {
-        let failure = match connection.once(statement, &params).await {
+        let failure = match connection.rows_once(statement, &params).await {
             Ok(rows) if !rows.is_empty() => return Ok(()),
             Ok(_) if is_outcome_unknown => match bound.confirm_applied(connection).await {
                 Ok(true) => return Ok(()),
@@ -128,7 +128,7 @@ async fn rejection(connection: &PgConnection, commit: &Commit) -> Result<Failure
         (None, _) if exists => Error::Exists { session_id },
         (None, Some(parent)) => Error::NotFound { session_id: parent.session.clone() },
         // The session existed when the commit was rejected, and has been purged since.
-        (None, None) => return Ok(FailureKind::Undone(format!("session {session_id} was purged concurrently"))),
+        (None, None) => return Ok(FailureKind::RolledBack(format!("session {session_id} was purged concurrently"))),
     };
     Ok(FailureKind::Final(error))
 }
@@ -192,12 +192,12 @@ impl<'a> BoundCommit<'a> {
     fn new(commit: &'a Commit) -> Result<Self> {
         let head = &commit.head;
         for (name, value) in [("assistant", &head.assistant), ("thread", &head.thread)] {
-            no_nul(name, value.as_deref().unwrap_or_default())?;
+            check_no_nul(name, value.as_deref().unwrap_or_default())?;
         }
         let entries: Vec<String> = commit.records.iter().map(|r| r.entry.encode()).collect();
         let checksum = |(r, text): (&Record, &String)| Record::checksum(r.seq, r.at, text).cast_signed();
         let parent = head.parent.as_ref();
-        let parent_digest = parent.map(|p| serde_json::to_string(&p.mark).expect("digests always serialize"));
+        let parent_digest = parent.map(|p| serde_json::to_string(&p.digest).expect("digests always serialize"));
         let blobs: BTreeMap<&[u8], &[u8]> = commit.blobs.iter().map(|b| (&b.id.0[..], &b.bytes[..])).collect();
         let owner = Owner::Session(head.info.session_id.clone()).to_string();
         Ok(Self {
@@ -209,23 +209,25 @@ impl<'a> BoundCommit<'a> {
             created_at: micros(head.info.created_at),
             active_at: micros(head.active_at),
             due_at: head.due_at.map(micros),
-            seq: whole(head.seq),
-            visible_hash: &head.mark.hash.0,
-            conversation_key: talk(&head.tenant, &head.user, &head.mark.hash),
-            match_keys: Some(head.mark.match_keys().iter().map(|key| talk(&head.tenant, &head.user, key)).collect())
-                .filter(|keys: &Vec<i64>| !keys.is_empty()),
+            seq: count_to_i64(head.seq),
+            visible_hash: &head.digest.hash.0,
+            conversation_key: conversation_key(&head.tenant, &head.user, &head.digest.hash),
+            match_keys: Some(
+                head.digest.match_keys().iter().map(|key| conversation_key(&head.tenant, &head.user, key)).collect(),
+            )
+            .filter(|keys: &Vec<i64>| !keys.is_empty()),
             lease_until: head.lease.as_ref().map(|l| micros(l.until)),
             title: head.folded_title(),
             labels: Some(head.labels()).filter(|l| !l.is_empty()),
             head_json: serde_json::to_string(head).expect("heads have only string keys and finite numbers"),
-            base_seq: commit.base.map(|end| whole(end.seq)),
+            base_seq: commit.base.map(|end| count_to_i64(end.seq)),
             base_log_hash: commit.base.and_then(|end| to_signed(end.hash)),
-            log_hash: to_signed(head.log),
-            first_seq: whole(head.first),
+            log_hash: to_signed(head.log_hash),
+            first_seq: count_to_i64(head.first),
             parent: parent.map(|p| p.session.as_str()),
-            parent_seq: parent.map(|p| whole(p.seq)),
+            parent_seq: parent.map(|p| count_to_i64(p.seq)),
             parent_digest,
-            seqs: commit.records.iter().map(|r| whole(r.seq)).collect(),
+            seqs: commit.records.iter().map(|r| count_to_i64(r.seq)).collect(),
             times: commit.records.iter().map(|r| micros(r.at)).collect(),
             checksums: commit.records.iter().zip(&entries).map(checksum).collect(),
             entries,
@@ -233,7 +235,7 @@ impl<'a> BoundCommit<'a> {
             owner,
             blob_ids: blobs.keys().copied().collect(),
             blob_bytes: blobs.values().copied().collect(),
-            first_new_seq: whole(commit.first()),
+            first_new_seq: count_to_i64(commit.first()),
         })
     }
 
@@ -312,7 +314,7 @@ impl<'a> BoundCommit<'a> {
             (&self.times, Type::INT8_ARRAY),
             (&self.entries, Type::TEXT_ARRAY),
         ];
-        Ok(!connection.once(sql, &params).await?.is_empty())
+        Ok(!connection.rows_once(sql, &params).await?.is_empty())
     }
 }
 
@@ -324,7 +326,7 @@ impl<'a> ItemColumns<'a> {
             items.iter().map(|(namespace, item)| ((namespace, &item.key), item)).collect();
         let mut columns = Self::default();
         for ((namespace, key), item) in unique_items {
-            key_fits(owner, namespace, key)?;
+            check_item_key(owner, namespace, key)?;
             columns.namespaces.push(namespace);
             columns.keys.push(key);
             columns.values.push(&item.value);
@@ -332,7 +334,7 @@ impl<'a> ItemColumns<'a> {
             columns.words.push(item.text.as_deref().map(words));
             columns.created_at.push(micros(item.created_at));
             columns.used_at.push(micros(item.used_at));
-            columns.uses.push(whole(item.uses));
+            columns.uses.push(count_to_i64(item.uses));
             columns.expires_at.push(item.expires_at.map(micros));
         }
         Ok(columns)

@@ -46,7 +46,7 @@ impl RetryBudget {
     pub async fn wait(&mut self, failure: FailureKind) -> Result<()> {
         let reason = match failure {
             FailureKind::Final(e) => return Err(e),
-            FailureKind::Lost(reason) | FailureKind::ReadOnly(reason) | FailureKind::Undone(reason) => reason,
+            FailureKind::Lost(reason) | FailureKind::ReadOnly(reason) | FailureKind::RolledBack(reason) => reason,
         };
         let now = Instant::now();
         let deadline = *self.deadline.get_or_insert(now + self.limit);
@@ -121,7 +121,7 @@ impl PgConnection {
     }
 
     /// Creates a retry budget with the limit from the URL.
-    pub fn tries(&self) -> RetryBudget {
+    pub fn retry_budget(&self) -> RetryBudget {
         RetryBudget::new(self.retry)
     }
 
@@ -137,7 +137,7 @@ impl PgConnection {
 
     /// Qualifies the tables of a statement with the schema from the URL. They are qualified because
     /// a pooler does not preserve `search_path`.
-    pub fn sql<'a>(&self, sql: &'a str) -> Cow<'a, str> {
+    pub fn qualify_tables<'a>(&self, sql: &'a str) -> Cow<'a, str> {
         match &self.schema {
             Some(schema) => sql.replace("tenure_", &format!("\"{schema}\".tenure_")).into(),
             None => sql.into(),
@@ -145,7 +145,7 @@ impl PgConnection {
     }
 
     /// Takes a connection from the pool for one operation.
-    pub async fn lease(&self) -> Result<PooledConnection, FailureKind> {
+    pub async fn acquire(&self) -> Result<PooledConnection, FailureKind> {
         match self.pool.get().await {
             Ok(pooled) => Ok(PooledConnection(Some(pooled))),
             Err(PoolError::Backend(failure)) => Err(failure),
@@ -171,7 +171,7 @@ impl PgConnection {
     /// Executes a statement whose commit waits neither for an fsync nor for a standby: for changes
     /// that may be lost in a crash.
     pub async fn rows_unsynced(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
-        let mut retries = self.tries();
+        let mut retries = self.retry_budget();
         loop {
             match self.send(self.prepare, Durability::Unsynced, sql, params).await {
                 Ok(rows) => return Ok(rows),
@@ -181,7 +181,7 @@ impl PgConnection {
     }
 
     async fn rows_with_retry(&self, prepare: Prepare, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
-        let mut retries = self.tries();
+        let mut retries = self.retry_budget();
         loop {
             match self.send(prepare, Durability::Full, sql, params).await {
                 Ok(rows) => return Ok(rows),
@@ -191,7 +191,7 @@ impl PgConnection {
     }
 
     /// Executes a statement once, without retries.
-    pub async fn once(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, FailureKind> {
+    pub async fn rows_once(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, FailureKind> {
         self.send(self.prepare, Durability::Full, sql, params).await
     }
 
@@ -202,8 +202,8 @@ impl PgConnection {
         sql: &str,
         params: &[Param<'_>],
     ) -> Result<Vec<Row>, FailureKind> {
-        let sql = self.sql(sql);
-        let pooled = self.lease().await?;
+        let sql = self.qualify_tables(sql);
+        let pooled = self.acquire().await?;
         let query = async {
             match prepare {
                 Prepare::Never => Ok(durability.apply(&pooled, pooled.query_typed(&sql, params)).await?),
@@ -216,13 +216,13 @@ impl PgConnection {
             }
         };
         let rows = self.with_timeout_since(pooled.generation(), STATEMENT_TIMEOUT, query).await?;
-        pooled.keep();
+        pooled.release();
         Ok(rows)
     }
 
     /// Runs an operation with a timeout. Also ends it if another host becomes the primary while it
     /// waits for a response.
-    pub async fn within<T>(
+    pub async fn with_timeout<T>(
         &self,
         limit: Duration,
         operation: impl Future<Output = Result<T, FailureKind>>,
@@ -238,12 +238,12 @@ impl PgConnection {
     ) -> Result<T, FailureKind> {
         let outcome = tokio::select! {
             outcome = timeout(limit, operation) => outcome,
-            () = self.hosts.replaced(generation) => {
+            () = self.hosts.wait_until_replaced(generation) => {
                 return Err(FailureKind::Lost("another host has become the primary".to_owned()));
             }
         };
         if let Ok(Err(FailureKind::ReadOnly(_))) = &outcome {
-            self.hosts.distrust();
+            self.hosts.invalidate_connections();
         }
         let timeout_error =
             || Error::unavailable(format!("timeout: the server did not respond within {} s", limit.as_secs()));
@@ -282,7 +282,7 @@ impl Durability {
     }
 }
 
-/// An exclusively held connection. It returns to the pool only with [`PooledConnection::keep`]: a connection
+/// An exclusively held connection. It returns to the pool only with [`PooledConnection::release`]: a connection
 /// that is dropped in the middle of an operation, for example because the caller was cancelled, is
 /// closed.
 pub(super) struct PooledConnection(Option<Object<Connector>>);
@@ -294,7 +294,7 @@ impl PooledConnection {
     }
 
     /// Returns the connection to the pool.
-    pub fn keep(mut self) {
+    pub fn release(mut self) {
         self.0.take();
     }
 }

@@ -14,19 +14,19 @@ pub(super) enum FailureKind {
     /// unusable.
     ReadOnly(String),
     /// The server rolled the operation back because of concurrent operations.
-    Undone(String),
+    RolledBack(String),
     /// A retry would not succeed.
     Final(Error),
 }
 
 impl FailureKind {
     /// Adds the name of the host to the message of the failure.
-    pub fn at(self, host: &str) -> Self {
+    pub fn with_host(self, host: &str) -> Self {
         match self {
             FailureKind::Lost(reason) => FailureKind::Lost(format!("{host}: {reason}")),
             FailureKind::ReadOnly(reason) => FailureKind::ReadOnly(format!("{host}: {reason}")),
-            FailureKind::Undone(reason) => FailureKind::Undone(format!("{host}: {reason}")),
-            FailureKind::Final(Error::Unavailable { why: reason }) => {
+            FailureKind::RolledBack(reason) => FailureKind::RolledBack(format!("{host}: {reason}")),
+            FailureKind::Final(Error::Unavailable { reason }) => {
                 FailureKind::Final(Error::unavailable(format!("{host}: {reason}")))
             }
             other => other,
@@ -37,7 +37,7 @@ impl FailureKind {
 impl fmt::Display for FailureKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            FailureKind::Lost(reason) | FailureKind::ReadOnly(reason) | FailureKind::Undone(reason) => {
+            FailureKind::Lost(reason) | FailureKind::ReadOnly(reason) | FailureKind::RolledBack(reason) => {
                 f.write_str(reason)
             }
             FailureKind::Final(error) => error.fmt(f),
@@ -59,13 +59,13 @@ impl From<tokio_postgres::Error> for FailureKind {
             return match db.code().code() {
                 // Serialization failure, deadlock, lock timeout, and a reference to a row that was
                 // removed concurrently.
-                "40001" | "40P01" | "55P03" | "23503" => FailureKind::Undone(reason),
+                "40001" | "40P01" | "55P03" | "23503" => FailureKind::RolledBack(reason),
                 // Shutting down, starting up, or too many connections.
                 "57P01" | "57P02" | "57P03" | "57P05" | "53300" => FailureKind::Lost(reason),
                 // The server is a standby after a failover.
                 "25006" => FailureKind::ReadOnly(reason),
                 code if code.starts_with("08") => FailureKind::Lost(reason),
-                "53100" => FailureKind::Final(Error::Full { place: "the PostgreSQL server".to_owned() }),
+                "53100" => FailureKind::Final(Error::Full { location: "the PostgreSQL server".to_owned() }),
                 "26000" | "42P05" => {
                     let hint = "behind a pooler, add prepare=off to the store's URL";
                     FailureKind::Final(Error::unavailable(format!("{reason}; {hint}")))

@@ -54,10 +54,10 @@ pub(super) async fn page(connection: &PgConnection, query: &SessionQuery, max_sc
     }
     let query = &SessionQuery { order: SessionOrder::Newest, ..query.clone() };
     let narrow_label = most_selective_label(connection, query, max_scan).await?;
-    if narrow_label.is_some() || is_indexed(query) || matches!(query.whose, OwnerFilter::Everyone) {
+    if narrow_label.is_some() || is_indexed(query) || matches!(query.owner, OwnerFilter::AllTenants) {
         return Ok(HeadPage {
             heads: select_matching(connection, query, narrow_label.as_deref()).await?,
-            stopped: None,
+            scan_stopped_at: None,
         });
     }
     scan(connection, query.clone(), max_scan).await
@@ -101,7 +101,7 @@ async fn scan(connection: &PgConnection, mut query: SessionQuery, max_scan: usiz
         (remaining_scan, window) = (remaining_scan - window, window * 4);
     }
     if page.heads.len() < query.limit {
-        page.stopped = query.cursor;
+        page.scan_stopped_at = query.cursor;
     }
     Ok(page)
 }
@@ -114,7 +114,7 @@ async fn most_selective_label(
     max_sessions: usize,
 ) -> Result<Option<String>> {
     let labels: Vec<String> = query.labels().into_iter().take(MAX_COUNTED_LABELS).collect();
-    let (OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant)) = &query.whose else { return Ok(None) };
+    let (OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant)) = &query.owner else { return Ok(None) };
     if labels.is_empty() || is_indexed(query) {
         return Ok(None);
     }
@@ -172,17 +172,17 @@ fn read_head(row: &Row) -> Result<Head> {
         Some(parent) => Some(Parent {
             session: SessionId::new(parent).map_err(|e| Error::corrupt(location(), e))?,
             seq: column::<i64>(row, 5, location)?.unsigned_abs(),
-            mark: serde_json::from_str(column(row, 6, location)?).map_err(|e| Error::corrupt(location(), e))?,
+            digest: serde_json::from_str(column(row, 6, location)?).map_err(|e| Error::corrupt(location(), e))?,
         }),
     };
-    head.log = column::<Option<i64>>(row, 7, location)?.map(|hash| LogHash(hash.cast_unsigned()));
+    head.log_hash = column::<Option<i64>>(row, 7, location)?.map(|hash| LogHash(hash.cast_unsigned()));
     Ok(head)
 }
 
 /// The lookup key of a user's conversation: a 64-bit digest, because an index of the names and the
 /// full hash would be several times as large. Collisions are resolved by the other conditions of
 /// the query (D-036).
-pub(super) fn talk(tenant: &Tenant, user: &User, hash: &VisibleHash) -> i64 {
+pub(super) fn conversation_key(tenant: &Tenant, user: &User, hash: &VisibleHash) -> i64 {
     let mut hasher = blake3::Hasher::new();
     for name in [tenant.as_str(), user.as_str()] {
         // A separator that cannot occur: names contain no control characters.
@@ -235,8 +235,8 @@ fn build_scan(query: &SessionQuery, window: usize) -> SqlBuilder {
 fn build(query: &SessionQuery, narrow_label: Option<&str>) -> SqlBuilder {
     let mut b = SqlBuilder { sql: format!("SELECT {HEAD_COLUMNS} FROM "), values: Vec::new() };
     let keys = |hashes: &[VisibleHash]| -> Vec<i64> {
-        match &query.whose {
-            OwnerFilter::User(tenant, user) => hashes.iter().map(|h| talk(tenant, user, h)).collect(),
+        match &query.owner {
+            OwnerFilter::User(tenant, user) => hashes.iter().map(|h| conversation_key(tenant, user, h)).collect(),
             _ => Vec::new(),
         }
     };
@@ -253,7 +253,7 @@ fn build(query: &SessionQuery, narrow_label: Option<&str>) -> SqlBuilder {
             .bind(match_keys, Type::INT8_ARRAY);
         b.text(" OFFSET 0) head WHERE true");
     } else if let (Some(label), OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant)) =
-        (narrow_label, &query.whose)
+        (narrow_label, &query.owner)
     {
         b.text("(SELECT h.* FROM tenure_label l JOIN tenure_head h ON h.tenant = l.tenant AND h.session = l.session");
         b.text(" WHERE l.tenant = ").bind(tenant.to_string(), Type::TEXT);
@@ -280,7 +280,7 @@ fn build(query: &SessionQuery, narrow_label: Option<&str>) -> SqlBuilder {
 
 /// Adds the owner and cursor conditions, which the indexes on activity serve.
 fn add_scope(b: &mut SqlBuilder, query: &SessionQuery) {
-    match &query.whose {
+    match &query.owner {
         OwnerFilter::User(tenant, user) => {
             b.text(" AND tenant = ").bind(tenant.to_string(), Type::TEXT);
             b.text(" AND \"user\" = ").bind(user.to_string(), Type::TEXT);
@@ -288,7 +288,7 @@ fn add_scope(b: &mut SqlBuilder, query: &SessionQuery) {
         OwnerFilter::Tenant(tenant) => {
             b.text(" AND tenant = ").bind(tenant.to_string(), Type::TEXT);
         }
-        OwnerFilter::Everyone => {}
+        OwnerFilter::AllTenants => {}
     }
     if let Some(cursor) = &query.cursor {
         let at = micros(cursor.active_at);

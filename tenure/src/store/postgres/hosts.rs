@@ -51,7 +51,7 @@ pub(super) struct Hosts {
 impl Hosts {
     pub fn new(settings: &Settings) -> Result<Self> {
         let hosts = settings.hosts();
-        let limit = settings.host_limit();
+        let limit = settings.host_timeout();
         let tls = tls(settings.driver.get_ssl_mode())?;
         let generation = watch::Sender::new(0);
         let probing = Mutex::default();
@@ -84,7 +84,7 @@ impl Hosts {
         };
         let timeout_failure = || FailureKind::Lost(format!("timeout: no response within {:?}", self.limit));
         let connected = timeout(self.limit, connect).await.unwrap_or_else(|_| Err(timeout_failure()));
-        connected.map_err(|failure| failure.at(&host_name(host)))
+        connected.map_err(|failure| failure.with_host(&host_name(host)))
     }
 
     /// Records which host works. If it has changed, connections to the previous one are no longer
@@ -93,12 +93,12 @@ impl Hosts {
         let previous = self.current.swap(host, Ordering::Relaxed);
         if previous != NONE && previous != host {
             tracing::warn!(host = host_name(&self.hosts[host]), "another PostgreSQL host accepts writes now");
-            self.distrust();
+            self.invalidate_connections();
         }
     }
 
     /// Invalidates all existing connections: their host is no longer the primary.
-    pub fn distrust(&self) {
+    pub fn invalidate_connections(&self) {
         self.generation.send_modify(|generation| *generation += 1);
     }
 
@@ -107,17 +107,17 @@ impl Hosts {
     }
 
     /// Completes when another host has become the primary since the given generation.
-    pub async fn changed(&self, since: u64) {
+    pub async fn wait_for_failover(&self, since: u64) {
         drop(self.generation.subscribe().wait_for(|now| *now != since).await);
     }
 
     /// Completes when another host has become the primary, for a statement that waits for its
     /// response. After `PROBE_AFTER` it searches for the primary, because a connection to a frozen
     /// host never fails by itself.
-    pub async fn replaced(&self, since: u64) {
+    pub async fn wait_until_replaced(&self, since: u64) {
         sleep(PROBE_AFTER).await;
         if self.hosts.len() < 2 {
-            return self.changed(since).await;
+            return self.wait_for_failover(since).await;
         }
         let probe = async {
             loop {
@@ -130,7 +130,7 @@ impl Hosts {
             }
         };
         tokio::select! {
-            () = self.changed(since) => {}
+            () = self.wait_for_failover(since) => {}
             () = probe => {}
         }
     }

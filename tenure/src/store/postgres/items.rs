@@ -2,7 +2,7 @@
 
 use crate::store::item::{Hit, Item, Namespace, Owner};
 use crate::store::postgres::connection::{MAINTENANCE_TIMEOUT, Param, PgConnection};
-use crate::store::postgres::row::{column, instant, micros, row_limit, whole};
+use crate::store::postgres::row::{column, count_to_i64, micros, row_limit, timestamp_from_micros};
 use crate::types::error::{Error, Result};
 use crate::types::id::Tenant;
 use jiff::Timestamp;
@@ -29,7 +29,7 @@ pub(super) const ITEM_REPLACE: &str = "ON CONFLICT (tenant, owner, shelf, key) D
     uses = excluded.uses, expires_at = excluded.expires_at";
 
 /// Validates that a text contains no NUL character, which PostgreSQL cannot store.
-pub(super) fn no_nul(name: &str, value: &str) -> Result<()> {
+pub(super) fn check_no_nul(name: &str, value: &str) -> Result<()> {
     if value.contains('\0') {
         return Err(Error::invalid(
             name,
@@ -40,14 +40,18 @@ pub(super) fn no_nul(name: &str, value: &str) -> Result<()> {
 }
 
 /// Validates that the key of an item fits into an index entry.
-pub(super) fn key_fits(owner: &str, namespace: &str, key: &str) -> Result<()> {
-    no_nul("owner", owner)?;
-    no_nul("namespace", namespace)?;
-    no_nul("key", key)?;
+pub(super) fn check_item_key(owner: &str, namespace: &str, key: &str) -> Result<()> {
+    check_no_nul("owner", owner)?;
+    check_no_nul("namespace", namespace)?;
+    check_no_nul("key", key)?;
     if owner.len() + namespace.len() + key.len() > MAX_ITEM_KEY_BYTES {
         let limit = "MAX_ITEM_KEY_BYTES";
         let max = MAX_ITEM_KEY_BYTES as u64;
-        return Err(Error::TooLarge { what: "the item's key, with its namespace and owner,".to_owned(), limit, max });
+        return Err(Error::TooLarge {
+            subject: "the item's key, with its namespace and owner,".to_owned(),
+            limit,
+            max,
+        });
     }
     Ok(())
 }
@@ -85,7 +89,7 @@ pub(super) async fn put(
 ) -> Result<()> {
     let tenant = namespace.tenant.as_str();
     let owner = namespace.owner.to_string();
-    key_fits(&owner, &namespace.name, &item.key)?;
+    check_item_key(&owner, &namespace.name, &item.key)?;
     item.check()?;
     let session = match &namespace.owner {
         Owner::Session(id) => Some(id.as_str()),
@@ -129,7 +133,7 @@ pub(super) async fn put(
         (&item.text.as_deref().map(words), Type::TEXT),
         (&micros(item.created_at), Type::INT8),
         (&micros(item.used_at), Type::INT8),
-        (&whole(item.uses), Type::INT8),
+        (&count_to_i64(item.uses), Type::INT8),
         (&item.expires_at.map(micros), Type::INT8),
         (&session, Type::TEXT),
         (&max_others, Type::INT8),
@@ -255,23 +259,23 @@ pub(super) async fn expire(connection: &PgConnection, now: Timestamp, limit: usi
 }
 
 /// Removes all items of an owner, and vacuums the tables (D-035).
-pub(super) async fn clear(connection: &PgConnection, tenant: &Tenant, owner: &Owner) -> Result<()> {
+pub(super) async fn delete_owner_items(connection: &PgConnection, tenant: &Tenant, owner: &Owner) -> Result<()> {
     let owner = owner.to_string();
     if !owner.contains('\0') {
         let sql = "DELETE FROM tenure_item WHERE tenant = $1 AND owner = $2";
         connection.rows(sql, &[(&tenant.as_str(), Type::TEXT), (&owner, Type::TEXT)]).await?;
     }
-    let vacuum =
-        connection.sql("VACUUM tenure_item, tenure_record, tenure_head, tenure_label, tenure_blob, tenure_blob_use");
-    let mut retries = connection.tries();
+    let vacuum = connection
+        .qualify_tables("VACUUM tenure_item, tenure_record, tenure_head, tenure_label, tenure_blob, tenure_blob_use");
+    let mut retries = connection.retry_budget();
     loop {
         let vacuum_once = async {
-            let pooled = connection.lease().await?;
+            let pooled = connection.acquire().await?;
             pooled.batch_execute(&vacuum).await?;
-            pooled.keep();
+            pooled.release();
             Ok(())
         };
-        match connection.within(MAINTENANCE_TIMEOUT, vacuum_once).await {
+        match connection.with_timeout(MAINTENANCE_TIMEOUT, vacuum_once).await {
             Ok(()) => return Ok(()),
             Err(failure) => retries.wait(failure).await?,
         }
@@ -306,10 +310,12 @@ fn read_item(row: &Row, namespace: &Namespace) -> Result<Item> {
         key: column(row, 0, location)?,
         value: column(row, 1, location)?,
         text: column(row, 2, location)?,
-        created_at: instant(column(row, 3, location)?, location)?,
-        used_at: instant(column(row, 4, location)?, location)?,
+        created_at: timestamp_from_micros(column(row, 3, location)?, location)?,
+        used_at: timestamp_from_micros(column(row, 4, location)?, location)?,
         uses: column::<i64>(row, 5, location)?.unsigned_abs(),
-        expires_at: column::<Option<i64>>(row, 6, location)?.map(|micros| instant(micros, location)).transpose()?,
+        expires_at: column::<Option<i64>>(row, 6, location)?
+            .map(|micros| timestamp_from_micros(micros, location))
+            .transpose()?,
     })
 }
 
@@ -332,8 +338,8 @@ mod tests {
 
     #[test]
     fn an_invalid_key_is_rejected() {
-        assert_eq!(key_fits("user/a", "cache", "a\0b").unwrap_err().code(), "invalid");
-        assert_eq!(key_fits("user/a", "cache", &"k".repeat(MAX_ITEM_KEY_BYTES)).unwrap_err().code(), "too_large");
-        key_fits("user/a", "cache", &"k".repeat(MAX_ITEM_KEY_BYTES - 11)).unwrap();
+        assert_eq!(check_item_key("user/a", "cache", "a\0b").unwrap_err().code(), "invalid");
+        assert_eq!(check_item_key("user/a", "cache", &"k".repeat(MAX_ITEM_KEY_BYTES)).unwrap_err().code(), "too_large");
+        check_item_key("user/a", "cache", &"k".repeat(MAX_ITEM_KEY_BYTES - 11)).unwrap();
     }
 }

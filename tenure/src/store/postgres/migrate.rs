@@ -35,10 +35,10 @@ const LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '1s'";
 /// Migrates the schema to the last of these versions. Safe to run concurrently on any number of
 /// nodes.
 pub(super) async fn migrate(connection: &PgConnection, location: &str, migrations: &[&str]) -> Result<()> {
-    let mut retries = connection.tries();
+    let mut retries = connection.retry_budget();
     let mut has_warned = false;
     loop {
-        let attempt = connection.within(MAINTENANCE_TIMEOUT, apply_next(connection, location, migrations));
+        let attempt = connection.with_timeout(MAINTENANCE_TIMEOUT, apply_next(connection, location, migrations));
         tokio::pin!(attempt);
         let outcome = match timeout(WARN_AFTER, &mut attempt).await {
             Ok(outcome) => outcome,
@@ -53,7 +53,7 @@ pub(super) async fn migrate(connection: &PgConnection, location: &str, migration
             Ok(MigrationStep::Done) => return Ok(()),
             Ok(MigrationStep::More) => {}
             // No such database, a wrong password, no TLS: a retry would not succeed.
-            Err(FailureKind::Final(Error::Unavailable { why: reason })) => {
+            Err(FailureKind::Final(Error::Unavailable { reason })) => {
                 return Err(Error::invalid("store", format!("{location} cannot be used: {reason}")));
             }
             Err(failure) => {
@@ -67,19 +67,19 @@ pub(super) async fn migrate(connection: &PgConnection, location: &str, migration
 }
 
 /// Returns the format of the schema. `None` means that there is no store yet.
-pub(super) async fn found(connection: &PgConnection, location: &str) -> Result<Option<u32>> {
-    let mut retries = connection.tries();
+pub(super) async fn existing_format(connection: &PgConnection, location: &str) -> Result<Option<u32>> {
+    let mut retries = connection.retry_budget();
     loop {
-        match connection.within(MAINTENANCE_TIMEOUT, read_format(connection, location)).await {
+        match connection.with_timeout(MAINTENANCE_TIMEOUT, read_format(connection, location)).await {
             Ok(format) => return Ok(format),
             Err(failure) => retries.wait(failure).await?,
         }
     }
 }
 
-/// Runs one attempt of [`found`].
+/// Runs one attempt of [`existing_format`].
 async fn read_format(connection: &PgConnection, location: &str) -> Result<Option<u32>, FailureKind> {
-    let mut pooled = connection.lease().await?;
+    let mut pooled = connection.acquire().await?;
     let tx = pooled.transaction().await?;
     let table = connection.schema().map_or_else(|| "tenure_format".to_owned(), |s| format!("\"{s}\".tenure_format"));
     let has_table = tx.query_typed_one("SELECT to_regclass($1) IS NOT NULL", &[(&table, Type::TEXT)]).await?;
@@ -89,7 +89,7 @@ async fn read_format(connection: &PgConnection, location: &str) -> Result<Option
         0
     };
     tx.commit().await?;
-    pooled.keep();
+    pooled.release();
     let format =
         u32::try_from(version).map_err(|_| Error::corrupt(location, "tenure_format has a negative version"))?;
     Ok((format > 0).then_some(format))
@@ -107,7 +107,7 @@ async fn apply_next(
     location: &str,
     migrations: &[&str],
 ) -> Result<MigrationStep, FailureKind> {
-    let mut pooled = connection.lease().await?;
+    let mut pooled = connection.acquire().await?;
     let tx = pooled.transaction().await?;
     tx.query_typed("SELECT pg_advisory_xact_lock($1)", &[(&LOCK_KEY, Type::INT8)]).await?;
     if let Some(schema) = connection.schema() {
@@ -131,7 +131,7 @@ async fn apply_next(
     let found = u32::try_from(version).map_err(|_| Error::corrupt(location, "tenure_format has a negative version"))?;
     let known = migrations.len() as u32;
     if found > known {
-        return Err(Error::NewerFormat { place: location.to_owned(), found, known }.into());
+        return Err(Error::NewerFormat { location: location.to_owned(), version: found, supported: known }.into());
     }
     let outcome = match migrations.get(found as usize) {
         None => MigrationStep::Done,
@@ -144,7 +144,7 @@ async fn apply_next(
         }
     };
     tx.commit().await?;
-    pooled.keep();
+    pooled.release();
     Ok(outcome)
 }
 

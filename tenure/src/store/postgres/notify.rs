@@ -63,7 +63,7 @@ impl Notifier {
 
     /// Queues a notification. At most one task sends at a time; it ends when the queue is empty.
     #[expect(clippy::disallowed_methods, reason = "notifications are best effort and may be lost on shutdown")]
-    pub fn tell(&self, connection: &Arc<PgConnection>, key: &SessionKey) {
+    pub fn notify(&self, connection: &Arc<PgConnection>, key: &SessionKey) {
         let mut pending = lock(&self.pending);
         pending.keys.insert(key.clone());
         if !std::mem::replace(&mut pending.is_sending, true) {
@@ -77,7 +77,7 @@ impl Notifier {
     /// Subscribes, and connects on the first call. Returns `None` behind a pooler in transaction
     /// mode, which provides no connection to listen on.
     #[expect(clippy::disallowed_methods, reason = "it ends with the store")]
-    pub fn hear(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
+    pub fn subscribe(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
         if self.prepare == Prepare::Never {
             return None;
         }
@@ -124,7 +124,7 @@ async fn send_pending(connection: &PgConnection, pending: &Mutex<PendingNotices>
         let payloads =
             keys.iter().map(|key| serde_json::json!([schema, sender_id, key.tenant, key.session]).to_string());
         let payloads: Vec<String> = payloads.collect();
-        if let Err(e) = connection.once(sql, &[(&CHANNEL, Type::TEXT), (&payloads, Type::TEXT_ARRAY)]).await {
+        if let Err(e) = connection.rows_once(sql, &[(&CHANNEL, Type::TEXT), (&payloads, Type::TEXT_ARRAY)]).await {
             tracing::debug!(error = ?e, "could not notify other nodes of a change; they poll");
         }
         sleep(NOTIFY_INTERVAL).await;
@@ -140,7 +140,7 @@ async fn listen(hosts: &Hosts, received: &broadcast::Sender<Option<SessionKey>>,
                 let generation = hosts.generation();
                 tokio::select! {
                     outcome = listen_on(&client, connection, received, source) => outcome,
-                    () = hosts.changed(generation) => Err(FailureKind::Lost("another host has become the primary".to_owned())),
+                    () = hosts.wait_for_failover(generation) => Err(FailureKind::Lost("another host has become the primary".to_owned())),
                 }
             }
             Err(failure) => Err(failure),

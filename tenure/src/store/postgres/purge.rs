@@ -18,9 +18,9 @@ pub(super) async fn purge(
     key: &SessionKey,
     expected: Option<(Timestamp, Seq)>,
 ) -> Result<()> {
-    let mut retries = connection.tries();
+    let mut retries = connection.retry_budget();
     loop {
-        match connection.within(MAINTENANCE_TIMEOUT, attempt(connection, key, expected)).await {
+        match connection.with_timeout(MAINTENANCE_TIMEOUT, attempt(connection, key, expected)).await {
             Ok(true) => return Ok(()),
             Ok(false) => {
                 let expected = expected.map_or(0, |(_, seq)| seq);
@@ -37,12 +37,12 @@ async fn attempt(
     key: &SessionKey,
     expected: Option<(Timestamp, Seq)>,
 ) -> Result<bool, FailureKind> {
-    let mut pooled = connection.lease().await?;
+    let mut pooled = connection.acquire().await?;
     let tx = pooled.transaction().await?;
     let step = PurgeStep { tx: &tx, connection, tenant: key.tenant.as_str(), session: key.session.as_str() };
     let is_purged = step.purge(&Owner::Session(key.session.clone()).to_string(), expected).await?;
     tx.commit().await?;
-    pooled.keep();
+    pooled.release();
     Ok(is_purged)
 }
 
@@ -67,7 +67,7 @@ impl PurgeStep<'_> {
     async fn run(&self, sql: &str, extra_params: &[Param<'_>]) -> Result<Vec<Row>, FailureKind> {
         let mut params: Vec<Param<'_>> = vec![(&self.tenant, Type::TEXT), (&self.session, Type::TEXT)];
         params.extend(extra_params.iter().cloned());
-        Ok(self.tx.query_typed(&self.connection.sql(sql), &params).await?)
+        Ok(self.tx.query_typed(&self.connection.qualify_tables(sql), &params).await?)
     }
 
     async fn purge(&self, owner: &str, expected: Option<(Timestamp, Seq)>) -> Result<bool, FailureKind> {

@@ -4,7 +4,7 @@
 
 use crate::store::contract::MAX_PAGE_BYTES;
 use crate::store::postgres::connection::{Param, PgConnection};
-use crate::store::postgres::row::{column, place, row_limit, whole};
+use crate::store::postgres::row::{column, count_to_i64, row_limit, session_location};
 use crate::store::query::{ReadDirection, RecordRange};
 use crate::types::entry::Record;
 use crate::types::error::{Error, Result};
@@ -35,21 +35,21 @@ pub(super) async fn records(connection: &PgConnection, key: &SessionKey, range: 
     let params: [Param<'_>; 6] = [
         (&key.tenant.as_str(), Type::TEXT),
         (&key.session.as_str(), Type::TEXT),
-        (&whole(range.after), Type::INT8),
-        (&whole(range.upto), Type::INT8),
+        (&count_to_i64(range.after), Type::INT8),
+        (&count_to_i64(range.upto), Type::INT8),
         (&row_limit(range.limit.min(MAX_PAGE_RECORDS)), Type::INT8),
         (&(MAX_PAGE_BYTES as i64), Type::INT8),
     ];
     let rows = connection.rows(&sql, &params).await?;
     let Some(head_row) = rows.first() else { return Ok(Vec::new()) };
-    let first: i64 = column(head_row, 0, || place(key))?;
-    let last: i64 = column(head_row, 1, || place(key))?;
+    let first: i64 = column(head_row, 0, || session_location(key))?;
+    let last: i64 = column(head_row, 1, || session_location(key))?;
     let first_seq = first.unsigned_abs().max(range.after.saturating_add(1));
     let last_seq = last.unsigned_abs().min(range.upto);
     if first_seq > last_seq || range.limit == 0 {
         return Ok(Vec::new());
     }
-    let describe_record = |seq: Seq| format!("{}, record {seq}", place(key));
+    let describe_record = |seq: Seq| format!("{}, record {seq}", session_location(key));
     let mut expected_seq = match range.order {
         ReadDirection::Forward => first_seq,
         ReadDirection::Backward => last_seq,

@@ -13,7 +13,7 @@ pub(super) fn column<'a, T: FromSql<'a>>(row: &'a Row, index: usize, location: i
 }
 
 /// Describes the location of a session, for errors.
-pub(super) fn place(key: &SessionKey) -> String {
+pub(super) fn session_location(key: &SessionKey) -> String {
     format!("postgres, session {key}")
 }
 
@@ -23,13 +23,13 @@ pub(super) fn micros(timestamp: Timestamp) -> i64 {
 }
 
 /// Converts a stored time; out of range is [`Error::Corrupt`] at `location`.
-pub(super) fn instant(micros: i64, location: impl FnOnce() -> String) -> Result<Timestamp> {
+pub(super) fn timestamp_from_micros(micros: i64, location: impl FnOnce() -> String) -> Result<Timestamp> {
     Timestamp::from_microsecond(micros).map_err(|_| Error::corrupt(location(), "a time is out of range"))
 }
 
 /// A count as it is stored. Logs and counters never reach the largest number that fits; `Seq::MAX`
 /// (no bound) becomes that number.
-pub(super) fn whole(n: u64) -> i64 {
+pub(super) fn count_to_i64(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 

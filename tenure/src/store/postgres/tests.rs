@@ -1,10 +1,10 @@
 //! Tests against a real server, which `TENURE_TEST_POSTGRES` names. Each test uses its own schema.
 
 mod basics;
-mod family;
 mod faults;
+mod forks;
+mod namespaces;
 mod queries;
-mod shelves;
 mod views;
 
 use super::PostgresStore;
@@ -55,10 +55,10 @@ impl Db {
     /// Runs a statement in which `S.` is replaced by the schema, for names that the store does not
     /// qualify itself.
     async fn rows(&self, sql: &str) -> Vec<Row> {
-        self.store.link.rows_planned(&sql.replace("S.", &format!("{}.", self.schema)), &[]).await.unwrap()
+        self.store.connection.rows_planned(&sql.replace("S.", &format!("{}.", self.schema)), &[]).await.unwrap()
     }
 
-    async fn end(self) {
+    async fn drop_schema(self) {
         self.rows(&format!("DROP SCHEMA {} CASCADE", self.schema)).await;
     }
 }
@@ -76,7 +76,7 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_microsecond(1_700_000_000_000_000 + second * 1_000_000).unwrap()
 }
 
-fn say(text: &str) -> Entry {
+fn user_message(text: &str) -> Entry {
     Entry::message(Message::user(text))
 }
 
@@ -96,7 +96,7 @@ impl Writer {
     /// Creates a fork of a session at a point.
     async fn fork(store: &PostgresStore, from: &str, point: &Point, session: &str) -> Result<Self> {
         let position = load(store, &key(from)).await.locate(point).expect("the position exists");
-        let parent = Parent { session: key(from).session, seq: position.seq, mark: position.mark };
+        let parent = Parent { session: key(from).session, seq: position.seq, digest: position.digest };
         Self::begin(store, session, SessionCreated { parent: Some(parent), ..SessionCreated::default() }).await
     }
 
@@ -109,7 +109,7 @@ impl Writer {
     }
 
     /// Creates the next commit, with these entries.
-    fn step(&self, entries: impl IntoIterator<Item = Entry>) -> Commit {
+    fn next_commit(&self, entries: impl IntoIterator<Item = Entry>) -> Commit {
         let mut head = self.head.clone();
         let base = self.head.end();
         let skew = jiff::SignedDuration::from_micros(self.skew);
@@ -125,13 +125,13 @@ impl Writer {
         Ok(())
     }
 
-    async fn add(&mut self, store: &PostgresStore, entries: impl IntoIterator<Item = Entry>) -> Result<()> {
-        self.commit(store, self.step(entries)).await
+    async fn append(&mut self, store: &PostgresStore, entries: impl IntoIterator<Item = Entry>) -> Result<()> {
+        self.commit(store, self.next_commit(entries)).await
     }
 }
 
 /// Reads a session's own records, page by page.
-async fn own(store: &PostgresStore, key: &SessionKey) -> Vec<Record> {
+async fn own_records(store: &PostgresStore, key: &SessionKey) -> Vec<Record> {
     let mut records: Vec<Record> = Vec::new();
     loop {
         let page = store.records(key, &RecordRange::after(records.last().map_or(0, |r| r.seq))).await.unwrap();
@@ -149,7 +149,7 @@ async fn log(store: &PostgresStore, key: &SessionKey) -> Vec<Record> {
     let mut last_seq = u64::MAX;
     loop {
         let head = store.head(&key).await.unwrap().expect("the session exists");
-        let mut records = own(store, &key).await;
+        let mut records = own_records(store, &key).await;
         assert_eq!(
             records.first().map(|r| r.seq),
             Some(head.first),

@@ -123,7 +123,7 @@ impl Settings {
     }
 
     /// Returns the timeout for connecting to one host.
-    pub fn host_limit(&self) -> Duration {
+    pub fn host_timeout(&self) -> Duration {
         let has_several_hosts = self.driver.get_hosts().len().max(self.driver.get_hostaddrs().len()) > 1;
         let default = if has_several_hosts { CONNECT_TIMEOUT_EACH } else { CONNECT_TIMEOUT };
         self.driver.get_connect_timeout().copied().unwrap_or(default)
@@ -170,7 +170,7 @@ impl Settings {
             config
                 .channel_binding(driver.get_channel_binding())
                 .target_session_attrs(driver.get_target_session_attrs());
-            config.connect_timeout(self.host_limit());
+            config.connect_timeout(self.host_timeout());
             config.keepalives(true).keepalives_idle(KEEPALIVE_IDLE);
             config.keepalives_interval(KEEPALIVE_INTERVAL).keepalives_retries(KEEPALIVE_RETRIES);
             config
@@ -179,7 +179,7 @@ impl Settings {
     }
 
     /// Describes the database for people, without secrets.
-    pub fn place(&self) -> String {
+    pub fn describe(&self) -> String {
         let host = self.hosts().iter().map(host_name).collect::<Vec<_>>().join(",");
         let database = self.driver.get_dbname().or(self.driver.get_user()).unwrap_or_default();
         let schema = self.schema.as_deref().map(|s| format!(", schema {s}")).unwrap_or_default();
@@ -247,11 +247,11 @@ mod tests {
         assert_eq!((s.pool, s.schema.as_deref(), s.prepare), (4, Some("tenure_1"), Prepare::Never));
         assert_eq!((s.driver.get_ssl_mode(), s.driver.get_password()), (SslMode::Require, Some(&b"pw?"[..])));
         assert_eq!((s.driver.get_application_name(), s.driver.get_dbname()), (Some("tenure"), Some("app")));
-        assert_eq!(s.place(), "postgres at db.example:6432/app, schema tenure_1");
+        assert_eq!(s.describe(), "postgres at db.example:6432/app, schema tenure_1");
 
         let s = Settings::parse("postgresql://db.example/app").unwrap();
         assert_eq!((s.pool, s.schema.as_deref(), s.prepare), (DEFAULT_POOL, None, Prepare::Once));
-        assert_eq!((s.host_limit(), s.retry), (CONNECT_TIMEOUT, DEFAULT_RETRY));
+        assert_eq!((s.host_timeout(), s.retry), (CONNECT_TIMEOUT, DEFAULT_RETRY));
         assert_eq!(s.driver.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
         let s = Settings::parse("postgres://db.example/app?sslmode=verify-full&application_name=x").unwrap();
         assert_eq!((s.driver.get_ssl_mode(), s.driver.get_application_name()), (SslMode::Require, Some("x")));
@@ -261,7 +261,7 @@ mod tests {
     fn each_host_has_its_own_settings() {
         let url = "postgres://me:pw@a:1,b:2,c:3/app?application_name=x&options=-cwork_mem%3D4MB&sslmode=require";
         let s = Settings::parse(url).unwrap();
-        assert_eq!(s.place(), "postgres at a:1,b:2,c:3/app");
+        assert_eq!(s.describe(), "postgres at a:1,b:2,c:3/app");
         let hosts = s.hosts();
         assert_eq!(hosts.iter().map(host_name).collect::<Vec<_>>(), ["a:1", "b:2", "c:3"]);
         for host in &hosts {
@@ -277,9 +277,9 @@ mod tests {
             assert_eq!(host.get_tcp_user_timeout(), Some(&DEAD_PEER_TIMEOUT));
         }
         let s = Settings::parse("postgres://a,b:7/app?connect_timeout=9&target_session_attrs=any&retry=2m").unwrap();
-        assert_eq!((s.host_limit(), s.retry), (Duration::from_secs(9), Duration::from_secs(120)));
+        assert_eq!((s.host_timeout(), s.retry), (Duration::from_secs(9), Duration::from_secs(120)));
         assert_eq!(s.hosts()[0].get_target_session_attrs(), TargetSessionAttrs::Any);
-        assert_eq!(s.place(), "postgres at a:5432,b:7/app");
+        assert_eq!(s.describe(), "postgres at a:5432,b:7/app");
     }
 
     #[test]

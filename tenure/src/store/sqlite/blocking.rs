@@ -8,7 +8,7 @@ use tokio::task;
 #[derive(Clone, Copy)]
 pub(super) enum BlockingContext {
     /// A thread that runs a single future and nothing else (`block_on`).
-    Own,
+    Dedicated,
     /// A worker thread of a multi-thread runtime, whose other tasks can move to another worker.
     Worker,
 }
@@ -16,20 +16,20 @@ pub(super) enum BlockingContext {
 impl BlockingContext {
     /// Returns how this thread may block, or `None` if it must not: on a current-thread runtime or
     /// in a `LocalSet`, blocking would stall other tasks.
-    pub fn here() -> Option<Self> {
+    pub fn current() -> Option<Self> {
         let flavor = Handle::try_current().ok()?.runtime_flavor();
         match (runtime::worker_index(), task::try_id()) {
             _ if flavor != RuntimeFlavor::MultiThread => None,
             (Some(_), _) => Some(BlockingContext::Worker),
-            (None, None) => Some(BlockingContext::Own),
+            (None, None) => Some(BlockingContext::Dedicated),
             (None, Some(_)) => None,
         }
     }
 
     /// Runs work that may block on the disk.
-    pub fn wait<T>(self, work: impl FnOnce() -> T) -> T {
+    pub fn run_blocking<T>(self, work: impl FnOnce() -> T) -> T {
         match self {
-            BlockingContext::Own => work(),
+            BlockingContext::Dedicated => work(),
             BlockingContext::Worker => task::block_in_place(work),
         }
     }

@@ -44,7 +44,7 @@ pub(super) fn check(conn: &Connection, file: &Database) -> StoreResult<Vec<Findi
         let problem =
             "the row's user, status or hash differs from the serialized head: lists and matching return wrong results"
                 .to_owned();
-        findings.push(Finding { place: location, what: problem, cure: Remedy::Card(key) });
+        findings.push(Finding { location, description: problem, remedy: Remedy::RebuildHead(key) });
         Ok(())
     })?;
     let mut has_headless_records = false;
@@ -80,7 +80,7 @@ pub(super) fn check(conn: &Connection, file: &Database) -> StoreResult<Vec<Findi
         findings.push(Finding::orphan(
             location,
             "blob references of a session that does not exist",
-            Orphan::Uses(tenant, head),
+            Orphan::BlobRefs(tenant, head),
         ));
         Ok(())
     })?;
@@ -239,7 +239,7 @@ pub(super) fn remove(conn: &Connection, orphans: &[Orphan]) -> StoreResult<()> {
                     AND NOT EXISTS (SELECT 1 FROM blob_use WHERE tenant = ?1 AND id = ?2)";
                 conn.execute(sql, params![tenant.as_str(), id.0])?;
             }
-            Orphan::Uses(tenant, head) => {
+            Orphan::BlobRefs(tenant, head) => {
                 let sql = "DELETE FROM blob_use WHERE tenant = ?1 AND head_id = ?2
                     AND NOT EXISTS (SELECT 1 FROM head WHERE id = ?2)
                     AND NOT EXISTS (SELECT 1 FROM record WHERE k >= ?2 << 32 AND k < (?2 + 1) << 32)";
@@ -260,7 +260,7 @@ pub(super) fn remove(conn: &Connection, orphans: &[Orphan]) -> StoreResult<()> {
                     None => *has_headless_records.insert(conn.prepare(RECORDS_WITHOUT_HEAD)?.exists([1])?),
                 };
                 if !has_headless_records && crate::store::sqlite::heads::seq(conn, tenant, session)?.is_none() {
-                    items::clear(conn, tenant, &Owner::Session(session.clone()))?;
+                    items::delete_owner_items(conn, tenant, &Owner::Session(session.clone()))?;
                 }
             }
         }

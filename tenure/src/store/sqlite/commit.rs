@@ -29,7 +29,7 @@ pub(super) fn record_key(id: i64, seq: Seq) -> i64 {
 }
 
 /// Removes the match keys of a session from the index.
-pub(super) fn remove_matches(conn: &Connection, tenant: &str, id: i64, match_keys_hex: &str) -> StoreResult<()> {
+pub(super) fn remove_match_keys(conn: &Connection, tenant: &str, id: i64, match_keys_hex: &str) -> StoreResult<()> {
     let mut delete =
         conn.prepare_cached("DELETE FROM head_match WHERE tenant = ?1 AND key = unhex(?2) AND head_id = ?3")?;
     for key in match_keys_hex.as_bytes().chunks(32) {
@@ -141,10 +141,10 @@ impl CommitRows {
             active_at: head.active_at.as_microsecond(),
             due_at: head.due_at.map(|t| t.as_microsecond()),
             seq: head.seq,
-            log_hash: head.log,
-            visible_hash: head.mark.hash,
-            match_keys_hex: head.mark.match_keys().iter().map(ToString::to_string).collect(),
-            match_keys: head.mark.match_keys(),
+            log_hash: head.log_hash,
+            visible_hash: head.digest.hash,
+            match_keys_hex: head.digest.match_keys().iter().map(ToString::to_string).collect(),
+            match_keys: head.digest.match_keys(),
             parent: head.parent.as_ref().map(|p| (p.session.clone(), p.seq)),
             lease_until: head.lease.as_ref().map(|l| l.until.as_microsecond()),
             title: head.folded_title(),
@@ -165,7 +165,7 @@ impl CommitRows {
         };
         if self.seq > MAX_RECORDS {
             let subject = format!("session {} with {} records", self.session, self.seq);
-            return Err(Error::TooLarge { what: subject, limit: "sqlite_records", max: MAX_RECORDS }.into());
+            return Err(Error::TooLarge { subject, limit: "sqlite_records", max: MAX_RECORDS }.into());
         }
         let mut insert = conn.prepare_cached("INSERT INTO record (k, at, sum, entry) VALUES (?1, ?2, ?3, ?4)")?;
         for row in &self.records {
@@ -239,7 +239,7 @@ impl CommitRows {
 
     /// Replaces the match keys of the session in the index.
     fn replace_match_keys(&self, conn: &Connection, id: i64, stored: &str) -> StoreResult<()> {
-        remove_matches(conn, self.tenant.as_str(), id, stored)?;
+        remove_match_keys(conn, self.tenant.as_str(), id, stored)?;
         let mut insert = conn.prepare_cached("INSERT INTO head_match VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING")?;
         for key in &self.match_keys {
             insert.execute(params![self.tenant.as_str(), key.0, id])?;
@@ -288,7 +288,7 @@ impl CommitRows {
         match id.optional()? {
             Some(id) if id as u64 > MAX_SESSIONS => {
                 let subject = "the number of sessions in this file".to_owned();
-                Err(Error::TooLarge { what: subject, limit: "sqlite_sessions", max: MAX_SESSIONS }.into())
+                Err(Error::TooLarge { subject, limit: "sqlite_sessions", max: MAX_SESSIONS }.into())
             }
             Some(id) => {
                 if !self.match_keys.is_empty() {

@@ -120,7 +120,7 @@ impl Database {
     /// Migrates the file to the newest format. Safe to run concurrently in several processes.
     pub fn migrate(&self, conn: &Connection) -> Result<()> {
         while self.format(conn)? < MIGRATIONS.len() {
-            self.apply_next_migration(conn).map_err(|fault| self.told(fault))?;
+            self.apply_next_migration(conn).map_err(|fault| self.fault_to_error(fault))?;
         }
         Ok(())
     }
@@ -130,14 +130,14 @@ impl Database {
         let found = conn.pragma_query_value(None, "user_version", |r| r.get(0)).map_err(|e| self.error(&e))?;
         let known = MIGRATIONS.len() as u32;
         if found > known {
-            return Err(Error::NewerFormat { place: self.to_string(), found, known });
+            return Err(Error::NewerFormat { location: self.to_string(), version: found, supported: known });
         }
         Ok(found as usize)
     }
 
     /// Returns the format of the file without changing it. `None` means that there is no file, or
     /// an empty one.
-    pub fn found(&self) -> Result<Option<u32>> {
+    pub fn existing_format(&self) -> Result<Option<u32>> {
         if !Path::new(&*self.0).exists() {
             return Ok(None);
         }
@@ -166,7 +166,7 @@ impl Database {
 
     /// Creates the reserve file unless it exists. Without space for it the store still works, but
     /// cannot purge on a full disk.
-    pub fn keep_reserve(&self) {
+    pub fn ensure_reserve(&self) {
         let path = self.reserve_path();
         if fs::metadata(&path).is_ok_and(|m| m.len() == RESERVE_BYTES as u64) {
             return;
@@ -187,11 +187,11 @@ impl Database {
     }
 
     /// Creates the reserve file again, after truncating the write-ahead log to make room for it.
-    pub fn regain_reserve(&self, conn: &Connection) {
-        if let Err(e) = self.wipe(conn) {
+    pub fn restore_reserve(&self, conn: &Connection) {
+        if let Err(e) = self.truncate_wal(conn) {
             tracing::warn!(error = %e, "could not truncate SQLite's write-ahead log");
         }
-        self.keep_reserve();
+        self.ensure_reserve();
     }
 
     fn reserve_path(&self) -> String {
@@ -201,7 +201,7 @@ impl Database {
     /// Truncates the write-ahead log, which contains pages from before a deletion; the main file is
     /// zeroed already (`secure_delete`). If a reader is active, this is left to the next call
     /// (D-073).
-    pub fn wipe(&self, conn: &Connection) -> Result<()> {
+    pub fn truncate_wal(&self, conn: &Connection) -> Result<()> {
         conn.busy_timeout(TRUNCATE_TIMEOUT).map_err(|e| self.error(&e))?;
         let outcome = conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
         conn.busy_timeout(BUSY_TIMEOUT).map_err(|e| self.error(&e))?;
@@ -244,9 +244,9 @@ impl Database {
     }
 
     /// Converts a fault into the error that callers receive.
-    pub fn told(&self, fault: StoreFault) -> Error {
+    pub fn fault_to_error(&self, fault: StoreFault) -> Error {
         match fault {
-            StoreFault::Told(e) => e,
+            StoreFault::Rejected(e) => e,
             StoreFault::Sql(e) => self.error(&e),
         }
     }
@@ -255,15 +255,15 @@ impl Database {
     pub fn error(&self, e: &rusqlite::Error) -> Error {
         let Some(code) = e.sqlite_error() else { return Error::corrupt(self, e) };
         match code.code {
-            ErrorCode::DiskFull => Error::Full { place: self.to_string() },
+            ErrorCode::DiskFull => Error::Full { location: self.to_string() },
             // The shared-memory file (the index of the write-ahead log) could not grow.
-            _ if code.extended_code == ffi::SQLITE_IOERR_SHMSIZE => Error::Full { place: self.to_string() },
+            _ if code.extended_code == ffi::SQLITE_IOERR_SHMSIZE => Error::Full { location: self.to_string() },
             // Every constraint is checked before the write, so only rows that should not exist can
             // violate one.
             ErrorCode::DatabaseCorrupt | ErrorCode::ConstraintViolation => Error::corrupt(self, e),
             ErrorCode::NotADatabase => Error::corrupt(self, "not a SQLite database"),
             ErrorCode::TooBig => {
-                Error::TooLarge { what: "a value".to_owned(), limit: "sqlite_length", max: 1_000_000_000 }
+                Error::TooLarge { subject: "a value".to_owned(), limit: "sqlite_length", max: 1_000_000_000 }
             }
             _ => Error::unavailable(format!("{self}: {e}")),
         }
@@ -294,14 +294,14 @@ impl Pool {
             Some(conn) => conn,
             None => self.open().map_err(|e| self.file.error(&e))?,
         };
-        let outcome = work(&conn, &self.file).map_err(|fault| self.file.told(fault));
+        let outcome = work(&conn, &self.file).map_err(|fault| self.file.fault_to_error(fault));
         self.idle().push(conn);
         outcome
     }
 
     /// Runs a read without blocking, on an idle connection. Returns `None` if no connection is
     /// idle, or if the file is locked.
-    pub fn glance<T>(&self, work: impl FnOnce(&Connection, &Database) -> StoreResult<T>) -> Option<Result<T>> {
+    pub fn try_with<T>(&self, work: impl FnOnce(&Connection, &Database) -> StoreResult<T>) -> Option<Result<T>> {
         let _permit = self.permits.try_acquire().ok()?;
         let conn = self.idle().pop()?;
         let outcome =
@@ -313,14 +313,14 @@ impl Pool {
         }
         match outcome {
             Err(StoreFault::Sql(e)) if e.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => None,
-            outcome => Some(outcome.map_err(|fault| self.file.told(fault))),
+            outcome => Some(outcome.map_err(|fault| self.file.fault_to_error(fault))),
         }
     }
 
     /// Runs a read on a new connection, whose caches are empty.
-    pub fn afresh<T>(&self, work: impl FnOnce(&Connection, &Database) -> StoreResult<T>) -> Result<T> {
+    pub fn with_new_connection<T>(&self, work: impl FnOnce(&Connection, &Database) -> StoreResult<T>) -> Result<T> {
         let conn = self.open().map_err(|e| self.file.error(&e))?;
-        work(&conn, &self.file).map_err(|fault| self.file.told(fault))
+        work(&conn, &self.file).map_err(|fault| self.file.fault_to_error(fault))
     }
 
     /// Opens a read-only connection.

@@ -6,7 +6,7 @@ use std::result;
 /// A failure of work on a connection: a rejection by the store, or an error of SQLite, which
 /// `Database` converts into an [`Error`].
 pub(crate) enum StoreFault {
-    Told(Error),
+    Rejected(Error),
     Sql(rusqlite::Error),
 }
 
@@ -15,7 +15,7 @@ pub(crate) type StoreResult<T> = result::Result<T, StoreFault>;
 
 impl From<Error> for StoreFault {
     fn from(e: Error) -> Self {
-        StoreFault::Told(e)
+        StoreFault::Rejected(e)
     }
 }
 

@@ -28,22 +28,27 @@ pub(super) fn decode(file: &Database, tenant: impl Display, session: impl Displa
 }
 
 pub(super) fn head(conn: &Connection, file: &Database, key: &SessionKey) -> StoreResult<Option<Head>> {
-    match glance(conn, file, key, "")? {
-        HeadCheck::Now(head) => Ok(head.map(|head| *head)),
-        HeadCheck::Same => Ok(None),
+    match head_if_changed(conn, file, key, "")? {
+        HeadCheck::Current(head) => Ok(head.map(|head| *head)),
+        HeadCheck::Unchanged => Ok(None),
     }
 }
 
 /// Reads a head, unless the stored text equals `known`.
-pub(super) fn glance(conn: &Connection, file: &Database, key: &SessionKey, known: &str) -> StoreResult<HeadCheck> {
+pub(super) fn head_if_changed(
+    conn: &Connection,
+    file: &Database,
+    key: &SessionKey,
+    known: &str,
+) -> StoreResult<HeadCheck> {
     let mut statement = conn.prepare_cached("SELECT card FROM head WHERE tenant = ?1 AND session = ?2")?;
     let mut rows = statement.query([key.tenant.as_str(), key.session.as_str()])?;
-    let Some(row) = rows.next()? else { return Ok(HeadCheck::Now(None)) };
+    let Some(row) = rows.next()? else { return Ok(HeadCheck::Current(None)) };
     let head_json = row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?;
     if head_json == known && !known.is_empty() {
-        return Ok(HeadCheck::Same);
+        return Ok(HeadCheck::Unchanged);
     }
-    Ok(HeadCheck::Now(Some(Box::new(decode(file, &key.tenant, &key.session, head_json)?))))
+    Ok(HeadCheck::Current(Some(Box::new(decode(file, &key.tenant, &key.session, head_json)?))))
 }
 
 /// Returns the last sequence number of a session's log, or `None` if the session does not exist.
@@ -68,7 +73,7 @@ pub(super) fn page(conn: &Connection, file: &Database, query: &SessionQuery, max
     let _snapshot = Transaction::new_unchecked(conn, TransactionBehavior::Deferred)?;
     match NarrowScan::choose(conn, query, max_scan)? {
         narrow_scan if narrow_scan.is_some() || HeadSelect::is_indexed(query) => {
-            Ok(HeadPage { heads: select_matching(conn, file, query, narrow_scan.as_ref())?, stopped: None })
+            Ok(HeadPage { heads: select_matching(conn, file, query, narrow_scan.as_ref())?, scan_stopped_at: None })
         }
         _ => scan(conn, file, query, max_scan),
     }
@@ -100,7 +105,7 @@ fn scan(conn: &Connection, file: &Database, query: &SessionQuery, max_scan: usiz
         Some((at, session)) => Some(format!("{at}~{session}").parse()?),
         None => None,
     };
-    Ok(HeadPage { heads, stopped })
+    Ok(HeadPage { heads, scan_stopped_at: stopped })
 }
 
 /// A selective condition, by whose index the matching heads are looked up.
@@ -113,7 +118,7 @@ impl NarrowScan {
     /// Chooses the condition that the fewest heads satisfy. Returns `None` if each condition
     /// selects more than `max_heads` heads, or if another index serves the query.
     pub fn choose(conn: &Connection, query: &SessionQuery, max_heads: usize) -> StoreResult<Option<Self>> {
-        let (OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant)) = &query.whose else { return Ok(None) };
+        let (OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant)) = &query.owner else { return Ok(None) };
         if HeadSelect::is_indexed(query) {
             return Ok(None);
         }
@@ -185,7 +190,7 @@ impl HeadSelect {
         select.add_scope(query);
         select.add_filters(query);
         if let (Some(NarrowScan::Label(label)), OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant)) =
-            (narrow_scan, &query.whose)
+            (narrow_scan, &query.owner)
         {
             select.and("id IN (SELECT head_id FROM head_label WHERE tenant = ?", tenant.to_string());
             select.and("label = ?)", label.clone());
@@ -223,8 +228,8 @@ impl HeadSelect {
     /// Forces an index: without statistics the planner may prefer one in the right order to one
     /// that finds the few matching rows.
     fn choose_index(&mut self, query: &SessionQuery, narrow_scan: Option<&NarrowScan>) {
-        let index = match query.whose {
-            OwnerFilter::Everyone => return,
+        let index = match query.owner {
+            OwnerFilter::AllTenants => return,
             // The few matching rows are looked up by rowid.
             _ if !query.matches.is_empty() => " NOT INDEXED",
             _ if !query.hashes.is_empty() => " INDEXED BY head_hash",
@@ -240,13 +245,13 @@ impl HeadSelect {
 
     /// Adds the owner and cursor conditions, which the indexes on activity serve.
     fn add_scope(&mut self, query: &SessionQuery) {
-        match &query.whose {
+        match &query.owner {
             OwnerFilter::User(tenant, user) => {
                 self.and("tenant = ?", tenant.to_string());
                 self.and("user = ?", user.to_string());
             }
             OwnerFilter::Tenant(tenant) => self.and("tenant = ?", tenant.to_string()),
-            OwnerFilter::Everyone => {}
+            OwnerFilter::AllTenants => {}
         }
         if let (Some(cursor), SessionOrder::Newest) = (&query.cursor, query.order) {
             self.and("(active_at, session) < (?, ", cursor.active_at.as_microsecond());
@@ -270,9 +275,9 @@ impl HeadSelect {
         if !query.matches.is_empty() {
             let keys = "SELECT unhex(value) FROM json_each(?)";
             let values = serde_json::Value::from(query.matches.iter().map(|h| h.to_string()).collect::<Vec<_>>());
-            let tenant = match &query.whose {
+            let tenant = match &query.owner {
                 OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant) => tenant.to_string(),
-                OwnerFilter::Everyone => String::new(),
+                OwnerFilter::AllTenants => String::new(),
             };
             self.and("id IN (SELECT head_id FROM head_match WHERE tenant = ?", tenant);
             self.sql.push_str(&format!(" AND key IN ({keys}))"));

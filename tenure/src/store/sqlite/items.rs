@@ -92,7 +92,7 @@ pub(super) fn get(conn: &Connection, file: &Database, namespace: &Namespace, key
 }
 
 /// Records a use of an item: sets its time of last use and increments its use count.
-pub(super) fn mark(conn: &Connection, namespace: &Namespace, key: &str, used_at: Timestamp) -> StoreResult<()> {
+pub(super) fn record_use(conn: &Connection, namespace: &Namespace, key: &str, used_at: Timestamp) -> StoreResult<()> {
     conn.prepare_cached(
         "UPDATE item SET used_at = ?5, uses = uses + 1 WHERE tenant = ?1 AND owner = ?2 AND shelf = ?3 AND key = ?4",
     )?
@@ -162,7 +162,7 @@ pub(super) fn expire(conn: &Connection, now: Timestamp, limit: usize) -> StoreRe
 }
 
 /// Removes all items of an owner.
-pub(super) fn clear(conn: &Connection, tenant: &Tenant, owner: &Owner) -> StoreResult<()> {
+pub(super) fn delete_owner_items(conn: &Connection, tenant: &Tenant, owner: &Owner) -> StoreResult<()> {
     conn.prepare_cached("DELETE FROM item WHERE tenant = ?1 AND owner = ?2")?
         .execute([tenant.as_str(), &owner.to_string()])?;
     Ok(())

@@ -2,7 +2,7 @@
 //!
 //! Invariant: what a fork of the purged session shows does not change (D-001).
 
-use super::commit::{record_key, remove_matches};
+use super::commit::{record_key, remove_match_keys};
 use super::{heads, items};
 use crate::store::item::Owner;
 use crate::store::sqlite::database::Database;
@@ -46,8 +46,8 @@ pub(super) fn purge(
     )?
     .execute(params![key.tenant.as_str(), id])?;
     conn.prepare_cached("DELETE FROM blob_use WHERE head_id = ?1")?.execute([id])?;
-    items::clear(conn, &key.tenant, &Owner::Session(key.session.clone()))?;
-    remove_matches(conn, key.tenant.as_str(), id, &match_keys_hex)?;
+    items::delete_owner_items(conn, &key.tenant, &Owner::Session(key.session.clone()))?;
+    remove_match_keys(conn, key.tenant.as_str(), id, &match_keys_hex)?;
     conn.prepare_cached("DELETE FROM head WHERE id = ?1")?.execute([id])?;
     Ok(())
 }

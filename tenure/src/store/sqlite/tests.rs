@@ -62,7 +62,7 @@ fn user(name: &str) -> User {
     User::new(name).unwrap()
 }
 
-fn memory(name: &str) -> Namespace {
+fn memory_namespace(name: &str) -> Namespace {
     Namespace { tenant: Tenant::default(), owner: Owner::User(user(name)), name: "memory".to_owned() }
 }
 
@@ -93,7 +93,7 @@ impl Log {
         Self::begin(session, SessionCreated::default())
     }
 
-    fn of(session: &str, name: &str) -> Self {
+    fn of_user(session: &str, name: &str) -> Self {
         Self::begin(session, SessionCreated { user: user(name), ..SessionCreated::default() })
     }
 
@@ -105,7 +105,7 @@ impl Log {
         self
     }
 
-    fn say(&mut self, text: &str) -> &mut Self {
+    fn push_user_message(&mut self, text: &str) -> &mut Self {
         self.push(Entry::message(Message::user(text)))
     }
 

@@ -26,7 +26,7 @@ pub(super) enum WriteJob {
     /// A write in a transaction, which other writes may share.
     Shared(Box<dyn WriteStep>),
     /// Exclusive work outside of any transaction.
-    Alone(Box<ExclusiveJob>),
+    Exclusive(Box<ExclusiveJob>),
 }
 
 /// Exclusive work on the writer's connection.
@@ -86,12 +86,12 @@ impl<T: Send, F: FnMut(&Connection, &Database) -> StoreResult<T> + Send> WriteSt
     fn send_outcome(self: Box<Self>, outcome: Result<()>) {
         let WriteTask { value, reply, .. } = *self;
         // The caller may have been cancelled.
-        let _ = reply.send(outcome.and_then(|()| value.ok_or_else(stopped)));
+        let _ = reply.send(outcome.and_then(|()| value.ok_or_else(writer_stopped)));
     }
 }
 
 /// The error after the writer thread has ended.
-pub(super) fn stopped() -> Error {
+pub(super) fn writer_stopped() -> Error {
     Error::unavailable("the SQLite writer thread has stopped; reopen the store")
 }
 
@@ -112,8 +112,8 @@ pub(super) struct WriteExecutor {
 /// The state of the queue after a batch.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum QueueState {
-    Nothing,
-    Something,
+    Empty,
+    NotEmpty,
     /// The queue is empty and closed.
     Closed,
 }
@@ -138,32 +138,32 @@ impl WriteExecutor {
     }
 
     /// Returns whether writers are concurrent, so that letting them accumulate pays.
-    pub fn is_crowded(&self) -> bool {
+    pub fn is_contended(&self) -> bool {
         self.contention > 0
     }
 
     /// Executes all queued jobs.
-    pub fn work(&mut self) -> QueueState {
+    pub fn run_queue(&mut self) -> QueueState {
         loop {
-            let state = self.share();
+            let state = self.run_batch();
             match self.exclusive.take() {
                 Some(work) => work(&self.conn, &self.file),
-                None if state != QueueState::Something => return state,
+                None if state != QueueState::NotEmpty => return state,
                 None => {}
             }
         }
     }
 
     /// Executes the next queued writes in one transaction, at most [`MAX_BATCH`].
-    pub fn share(&mut self) -> QueueState {
+    pub fn run_batch(&mut self) -> QueueState {
         let mut batch = Vec::new();
-        let mut state = QueueState::Something;
+        let mut state = QueueState::NotEmpty;
         while batch.len() < MAX_BATCH && self.exclusive.is_none() {
             match self.queue.try_recv() {
                 Ok(WriteJob::Shared(step)) => batch.push(step),
-                Ok(WriteJob::Alone(work)) => self.exclusive = Some(work),
+                Ok(WriteJob::Exclusive(work)) => self.exclusive = Some(work),
                 Err(error) => {
-                    state = if error == TryRecvError::Empty { QueueState::Nothing } else { QueueState::Closed };
+                    state = if error == TryRecvError::Empty { QueueState::Empty } else { QueueState::Closed };
                     break;
                 }
             }
@@ -175,7 +175,7 @@ impl WriteExecutor {
         self.contention = if durable_count > 1 { CONTENTION_COUNTDOWN } else { self.contention.saturating_sub(1) };
         self.execute(batch);
         // More jobs may have been queued in the meantime.
-        if self.queue.is_empty() { state } else { QueueState::Something }
+        if self.queue.is_empty() { state } else { QueueState::NotEmpty }
     }
 
     /// Closes the queue and drops the queued jobs, which notifies their callers of the failure.
@@ -195,11 +195,11 @@ impl WriteExecutor {
                     batch.into_iter().partition(|s| s.purpose() == WritePurpose::Free);
                 rejected.into_iter().for_each(|step| step.send_outcome(Err(self.file.error(&e))));
                 self.execute(freeing);
-                self.file.regain_reserve(&self.conn);
+                self.file.restore_reserve(&self.conn);
             }
             Err(BatchAbort::All(e)) => batch.into_iter().for_each(|step| step.send_outcome(Err(self.file.error(&e)))),
             Err(BatchAbort::Step(fault)) => match (batch.pop(), batch.is_empty()) {
-                (Some(step), true) => step.send_outcome(Err(self.file.told(fault))),
+                (Some(step), true) => step.send_outcome(Err(self.file.fault_to_error(fault))),
                 (last, _) => batch.into_iter().chain(last).for_each(|step| self.execute(vec![step])),
             },
         }
@@ -264,7 +264,7 @@ impl WriteExecutor {
             Err(StoreFault::Sql(e)) if self.conn.is_autocommit() || is_unrelated_to_write(&e) => {
                 Err(BatchAbort::All(e))
             }
-            Err(StoreFault::Told(e)) if self.conn.total_changes() == changes_before => Ok(Err(e)),
+            Err(StoreFault::Rejected(e)) if self.conn.total_changes() == changes_before => Ok(Err(e)),
             Err(fault) => Err(BatchAbort::Step(fault)),
         }
     }

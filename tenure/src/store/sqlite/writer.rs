@@ -9,7 +9,7 @@ use crate::store::sqlite::blocking::BlockingContext;
 use crate::store::sqlite::database::Database;
 use crate::store::sqlite::fault::StoreResult;
 use crate::store::sqlite::write_batch::{
-    QueueState, WriteDurability, WriteExecutor, WriteJob, WritePurpose, WriteTask, stopped,
+    QueueState, WriteDurability, WriteExecutor, WriteJob, WritePurpose, WriteTask, writer_stopped,
 };
 use crate::types::error::{Error, Result};
 use rusqlite::Connection;
@@ -54,7 +54,7 @@ impl Writer {
 
     /// Executes a write that frees space, with the guarantees of [`Writer::write`]. On a full disk
     /// it may use the reserve file.
-    pub async fn free<T: Send + 'static>(
+    pub async fn write_freeing_space<T: Send + 'static>(
         &self,
         work: impl FnMut(&Connection, &Database) -> StoreResult<T> + Send + 'static,
     ) -> Result<T> {
@@ -69,7 +69,7 @@ impl Writer {
     ) -> Result<T> {
         let (reply, mut outcome_receiver) = oneshot::channel();
         let mut wake = self.send(WriteJob::Shared(Box::new(WriteTask::new(durability, purpose, work, reply)))).await?;
-        if BlockingContext::here().is_some() && self.is_free() {
+        if BlockingContext::current().is_some() && self.is_free() {
             // Other writers may be about to submit, even in the same task: yielding lets them share
             // the transaction.
             task::yield_now().await;
@@ -77,30 +77,30 @@ impl Writer {
                 wake.thread = None;
                 return outcome;
             }
-            if BlockingContext::here().is_some_and(|context| self.run_batch_here(context) == QueueState::Nothing) {
+            if BlockingContext::current().is_some_and(|context| self.run_batch_here(context) == QueueState::Empty) {
                 wake.thread = None;
             }
         }
         drop(wake);
-        outcome_receiver.await.unwrap_or_else(|_| Err(stopped()))
+        outcome_receiver.await.unwrap_or_else(|_| Err(writer_stopped()))
     }
 
     /// Returns whether no write is in progress and waiting for a larger batch would not pay.
     fn is_free(&self) -> bool {
-        self.executor.try_lock().is_ok_and(|executor| !executor.is_crowded())
+        self.executor.try_lock().is_ok_and(|executor| !executor.is_contended())
     }
 
     /// Executes the queued jobs on this thread, if no other thread is doing so.
     fn run_batch_here(&self, context: BlockingContext) -> QueueState {
         match self.executor.try_lock() {
-            Ok(mut executor) => context.wait(|| executor.share()),
-            Err(_) => QueueState::Something,
+            Ok(mut executor) => context.run_blocking(|| executor.run_batch()),
+            Err(_) => QueueState::NotEmpty,
         }
     }
 
     /// Submits a write without waiting for it. It is dropped if the queue is full, and may be lost
     /// in a crash.
-    pub fn mark(&self, mut work: impl FnMut(&Connection, &Database) -> StoreResult<()> + Send + 'static) {
+    pub fn submit_unsynced(&self, mut work: impl FnMut(&Connection, &Database) -> StoreResult<()> + Send + 'static) {
         let pending_use = self.pending_uses.clone();
         let work = move |conn: &Connection, file: &Database| {
             let _ = &pending_use;
@@ -120,7 +120,7 @@ impl Writer {
     }
 
     /// Waits until all pending use marks are visible to readers.
-    pub async fn settle(&self) -> Result<()> {
+    pub async fn flush_unsynced(&self) -> Result<()> {
         match Arc::strong_count(&self.pending_uses) {
             1 => Ok(()),
             _ => self.submit_and_wait(WriteDurability::MayBeLost, WritePurpose::Store, |_, _| Ok(())).await,
@@ -129,27 +129,27 @@ impl Writer {
 
     /// Executes exclusive work outside of any transaction, while no other write of this process
     /// runs.
-    pub async fn alone<T: Send + 'static>(
+    pub async fn run_exclusive<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Connection, &Database) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (reply, outcome_receiver) = oneshot::channel();
         let work = Box::new(move |conn: &Connection, file: &Database| drop(reply.send(work(conn, file))));
-        drop(self.send(WriteJob::Alone(work)).await?);
-        outcome_receiver.await.unwrap_or_else(|_| Err(stopped()))
+        drop(self.send(WriteJob::Exclusive(work)).await?);
+        outcome_receiver.await.unwrap_or_else(|_| Err(writer_stopped()))
     }
 
     /// The number of queued jobs.
     #[cfg(test)]
-    pub fn waiting(&self) -> usize {
+    pub fn queued_jobs(&self) -> usize {
         self.jobs.as_ref().map_or(0, |jobs| jobs.max_capacity() - jobs.capacity())
     }
 
     /// Submits a job, waiting if the queue is full. Dropping the returned `WakeOnDrop` wakes the writer
     /// thread, which executes the job unless it has been executed by then.
     async fn send(&self, job: WriteJob) -> Result<WakeOnDrop> {
-        let jobs = self.jobs.as_ref().ok_or_else(stopped)?;
-        jobs.send(job).await.map_err(|_| stopped())?;
+        let jobs = self.jobs.as_ref().ok_or_else(writer_stopped)?;
+        jobs.send(job).await.map_err(|_| writer_stopped())?;
         Ok(self.wake_on_drop())
     }
 
@@ -186,7 +186,7 @@ impl Drop for WakeOnDrop {
 fn run_writer_thread(executor: &Mutex<WriteExecutor>) {
     let _end = WriterEnd(executor);
     while let Ok(mut locked) = executor.lock() {
-        if locked.work() == QueueState::Closed {
+        if locked.run_queue() == QueueState::Closed {
             break;
         }
         drop(locked);

@@ -39,7 +39,7 @@ impl Message {
         let mut meaning = Meaning::default();
         let Ok(shape) = MessageShape::read(&self.raw) else { return meaning };
         let mut texts: Vec<Cow<'_, str>> = Vec::new();
-        let mut blob_refs = self.cuts().iter();
+        let mut blob_refs = self.blob_refs().iter();
         for part in shape.parts().unwrap_or_default() {
             match part {
                 PartShape::Text(text) => texts.push(text),
@@ -65,14 +65,14 @@ impl Message {
     /// Tool results are matched by the call that they answer, tool calls by their ids, or by names and
     /// arguments if the client renamed the ids. A copy without its media is the same message.
     pub fn is_same(&self, incoming: &Message) -> bool {
-        if self.raw == incoming.raw && self.cuts == incoming.cuts {
+        if self.raw == incoming.raw && self.blob_refs == incoming.blob_refs {
             return true;
         }
         if self.role() != incoming.role() {
             return false;
         }
         if self.role() == Role::Tool {
-            return self.answers() == incoming.answers();
+            return self.tool_call_id_ref() == incoming.tool_call_id_ref();
         }
         if self.may_call() || incoming.may_call() {
             let stored_calls = self.tool_calls();
@@ -81,17 +81,17 @@ impl Message {
                 return match_calls(&stored_calls, &incoming_calls).is_some();
             }
         }
-        self.says_the_same(incoming)
+        self.has_same_content(incoming)
     }
 
     /// Returns true if the contents are equal, regardless of roles and ids.
-    pub(crate) fn says_the_same(&self, incoming: &Message) -> bool {
-        (self.raw == incoming.raw && self.cuts == incoming.cuts) || self.says(&incoming.meaning())
+    pub(crate) fn has_same_content(&self, incoming: &Message) -> bool {
+        (self.raw == incoming.raw && self.blob_refs == incoming.blob_refs) || self.has_content(&incoming.meaning())
     }
 
     /// Returns true if this stored message has the given content. Missing media in `incoming` are not a
     /// difference.
-    pub(crate) fn says(&self, incoming: &Meaning) -> bool {
+    pub(crate) fn has_content(&self, incoming: &Meaning) -> bool {
         let stored = self.meaning();
         let media = incoming.media.is_empty() || stored.media == incoming.media;
         stored.text == incoming.text && stored.other == incoming.other && media

@@ -41,7 +41,7 @@ async fn a_crash_at_any_byte_leaves_the_last_complete_commit() {
                 vec![format!("truncated {n} bytes from line {line} on: an incomplete commit")]
             }
         };
-        assert_eq!(repairs.iter().map(|r| r.what.clone()).collect::<Vec<_>>(), expected, "truncated at {end}");
+        assert_eq!(repairs.iter().map(|r| r.description.clone()).collect::<Vec<_>>(), expected, "truncated at {end}");
 
         // The session can continue from there, and no further repair is needed.
         let continuation = match &want.0 {
@@ -69,8 +69,11 @@ async fn invalid_bytes_at_the_end_are_truncated() {
         fs::write(&path, [intact, tail].concat()).unwrap();
         let (store, repairs) = open_repaired(dir.path()).await;
         assert_eq!(repairs.len(), 1);
-        assert!(repairs[0].place.ends_with("default/s.jsonl"));
-        assert!(repairs[0].what.starts_with(&format!("truncated {} bytes from line 6 on", tail.len())), "{repairs:?}");
+        assert!(repairs[0].location.ends_with("default/s.jsonl"));
+        assert!(
+            repairs[0].description.starts_with(&format!("truncated {} bytes from line 6 on", tail.len())),
+            "{repairs:?}"
+        );
         assert_eq!(read_session(&store, &key).await, states[2].1);
         assert_eq!(fs::read(&path).unwrap(), intact);
     }
@@ -91,7 +94,7 @@ async fn damage_before_the_end_is_never_truncated() {
         let line =
             bytes[..states.iter().rev().find(|(len, _)| *len <= position).unwrap().0].split(|b| *b == b'\n').count();
         assert_eq!(repairs.len(), 1, "byte {position}");
-        assert!(repairs[0].what.starts_with("NOT repaired"), "byte {position}: {repairs:?}");
+        assert!(repairs[0].description.starts_with("NOT repaired"), "byte {position}: {repairs:?}");
         let error = store.head(&key("s")).await.unwrap_err().to_string();
         assert!(error.contains(&format!("default/s.jsonl:{line}")), "byte {position}: {error}");
         assert_eq!(fs::read(&path).unwrap(), damaged);
@@ -106,8 +109,11 @@ async fn a_damaged_session_does_not_stop_the_others() {
     // A whole commit is missing.
     fs::write(&path, [&bytes[..states[1].0], &bytes[states[2].0..]].concat()).unwrap();
     let (store, repairs) = open_repaired(dir.path()).await;
-    assert_eq!(repairs[0].place, format!("{}:4", path.display()));
-    assert_eq!(repairs[0].what, "NOT repaired: expected record 3, found record 6; restore the file from a backup");
+    assert_eq!(repairs[0].location, format!("{}:4", path.display()));
+    assert_eq!(
+        repairs[0].description,
+        "NOT repaired: expected record 3, found record 6; restore the file from a backup"
+    );
 
     let (other, key, namespace) = (key("other"), key("s"), session_namespace("s"));
     store.commit(&begin(&other, &[])).await.unwrap();
@@ -125,7 +131,7 @@ async fn a_damaged_session_does_not_stop_the_others() {
     ];
     assert_eq!(codes, ["corrupt"; 9]);
     let listed = store
-        .heads(&SessionQuery { order: SessionOrder::Newest, ..SessionQuery::new(OwnerFilter::Everyone, 9) })
+        .heads(&SessionQuery { order: SessionOrder::Newest, ..SessionQuery::new(OwnerFilter::AllTenants, 9) })
         .await
         .unwrap();
     assert_eq!(listed.len(), 2, "it is listed, so that it can be found and purged");

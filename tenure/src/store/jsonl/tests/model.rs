@@ -83,7 +83,7 @@ async fn apply(store: &dyn Store, step: &Step, n: i64) -> String {
         }
         Step::Remove(o, k) => return format!("{:?}", store.remove(&namespace_of(owner(*o)), &format!("k{k}")).await),
         Step::Expire(now) => return format!("{:?}", store.expire(at(*now), 100).await),
-        Step::DeleteNamespace(o) => store.clear(&Tenant::default(), &owner(*o)).await,
+        Step::DeleteNamespace(o) => store.delete_owner(&Tenant::default(), &owner(*o)).await,
         Step::Reopen => Ok(()),
     };
     format!("{result:?}")
@@ -91,7 +91,7 @@ async fn apply(store: &dyn Store, step: &Step, n: i64) -> String {
 
 /// Reads everything that a store returns.
 async fn read_everything(store: &dyn Store) -> String {
-    let mut contents = format!("{:?}\n", store.heads(&SessionQuery::new(OwnerFilter::Everyone, 100)).await);
+    let mut contents = format!("{:?}\n", store.heads(&SessionQuery::new(OwnerFilter::AllTenants, 100)).await);
     for session in 0..5 {
         contents += &format!("{:?}\n", store.records(&session_key(session), &RecordRange::after(0)).await);
     }
@@ -107,7 +107,7 @@ async fn read_everything(store: &dyn Store) -> String {
 /// Reads what all sessions but one show, including the records of their ancestors.
 async fn logs_of_others(store: &dyn Store, session: usize) -> Vec<(SessionKey, Vec<Record>)> {
     let mut logs = Vec::new();
-    for head in store.heads(&SessionQuery::new(OwnerFilter::Everyone, 100)).await.unwrap() {
+    for head in store.heads(&SessionQuery::new(OwnerFilter::AllTenants, 100)).await.unwrap() {
         if head.key() != session_key(session) {
             logs.push((head.key(), purging::full_log(store, &head.key()).await));
         }

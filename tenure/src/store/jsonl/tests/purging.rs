@@ -84,7 +84,7 @@ async fn a_purge_does_not_change_the_forks_of_the_session() {
     // Purge one after the other until none is left.
     for purged in ["at4", "at2", "grandchild", "at3"] {
         store.purge(&key(purged)).await.unwrap();
-        let remaining = store.heads(&SessionQuery::new(OwnerFilter::Everyone, 9)).await.unwrap();
+        let remaining = store.heads(&SessionQuery::new(OwnerFilter::AllTenants, 9)).await.unwrap();
         for head in &remaining {
             let name = head.info.session_id.as_str();
             let i = FORKS.iter().position(|f| *f == name).unwrap();

@@ -18,25 +18,25 @@ async fn a_commit_is_applied_once_and_only_to_its_base() {
         let store = &db.store;
         let mut a = Writer::create(store, "a").await.unwrap();
         let stale = a.clone();
-        a.add(store, [say("one"), say("two")]).await.unwrap();
+        a.append(store, [user_message("one"), user_message("two")]).await.unwrap();
         assert_eq!(store.head(&key("a")).await.unwrap(), Some(a.head.clone()));
         assert_eq!(load(store, &key("a")).await.head(), &a.head);
 
-        let error = stale.clone().add(store, [say("late")]).await.unwrap_err();
+        let error = stale.clone().append(store, [user_message("late")]).await.unwrap_err();
         assert!(matches!(error, Error::Conflict { expected: 1, .. }), "{error:?}");
         let error = Writer::create(store, "a").await.unwrap_err();
         assert!(matches!(error, Error::Exists { .. }), "{error:?}");
         let mut missing = stale;
         missing.head.info.session_id = key("missing").session;
-        let error = missing.add(store, [say("x")]).await.unwrap_err();
+        let error = missing.append(store, [user_message("x")]).await.unwrap_err();
         assert!(matches!(&error, Error::NotFound { session_id } if session_id.as_str() == "missing"), "{error:?}");
-        let mut gap = a.step([say("x")]);
+        let mut gap = a.next_commit([user_message("x")]);
         gap.records[0].seq += 1;
         assert_eq!(store.commit(&gap).await.unwrap_err().code(), "invalid");
-        assert_eq!(own(store, &key("a")).await.len(), 3, "a rejected commit changes nothing");
+        assert_eq!(own_records(store, &key("a")).await.len(), 3, "a rejected commit changes nothing");
 
         // A commit without records changes only the head.
-        let mut head_only = a.step([]);
+        let mut head_only = a.next_commit([]);
         head_only.head.due_at = Some(at(99));
         store.commit(&head_only).await.unwrap();
         assert_eq!(store.head(&key("a")).await.unwrap().unwrap().due_at, Some(at(99)));
@@ -48,7 +48,7 @@ async fn a_commit_is_applied_once_and_only_to_its_base() {
             let prepared: i64 = db.rows("SELECT count(*) FROM pg_prepared_statements").await[0].get(0);
             assert_eq!(prepared, 0);
         }
-        db.end().await;
+        db.drop_schema().await;
     }
 }
 
@@ -64,7 +64,7 @@ async fn sixteen_writers_on_one_session_lose_nothing() {
             for i in 0..8 {
                 loop {
                     let mut w = Writer { head: store.head(&key("a")).await.unwrap().unwrap(), skew: 0 };
-                    match w.add(&store, [say(&format!("{n}/{i}")), say("and")]).await {
+                    match w.append(&store, [user_message(&format!("{n}/{i}")), user_message("and")]).await {
                         Ok(()) => break,
                         Err(Error::Conflict { .. }) => {}
                         Err(e) => panic!("{e}"),
@@ -81,7 +81,7 @@ async fn sixteen_writers_on_one_session_lose_nothing() {
     texts.dedup();
     assert_eq!((texts.len(), session.messages.len(), session.seq), (128, 256, 257));
     let store = std::sync::Arc::into_inner(store).unwrap();
-    Db { store, ..db }.end().await;
+    Db { store, ..db }.drop_schema().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -94,14 +94,14 @@ async fn sixteen_writers_on_their_own_sessions_do_not_conflict() {
         writers.spawn(async move {
             let mut w = Writer::create(&store, &format!("s{n}")).await.unwrap();
             for i in 0..20 {
-                w.add(&store, [say(&format!("{i}"))]).await.unwrap();
+                w.append(&store, [user_message(&format!("{i}"))]).await.unwrap();
             }
             assert_eq!(load(&store, &w.head.key()).await.head(), &w.head);
         });
     }
     writers.join_all().await;
     let store = std::sync::Arc::into_inner(store).unwrap();
-    Db { store, ..db }.end().await;
+    Db { store, ..db }.drop_schema().await;
 }
 
 #[tokio::test]
@@ -109,7 +109,7 @@ async fn pages_are_bounded_and_complete() {
     let Some(db) = Db::new("pool=2").await else { return };
     let store = &db.store;
     let mut w = Writer::create(store, "a").await.unwrap();
-    w.add(store, (0..20).map(|n| say(&format!("{n}")))).await.unwrap();
+    w.append(store, (0..20).map(|n| user_message(&format!("{n}")))).await.unwrap();
     let seqs = |page: Vec<Record>| page.iter().map(|r| r.seq).collect::<Vec<_>>();
     let page = |range: RecordRange| async move { seqs(store.records(&key("a"), &range).await.unwrap()) };
     assert_eq!(page(RecordRange { limit: 3, ..RecordRange::after(4) }).await, [5, 6, 7]);
@@ -122,11 +122,13 @@ async fn pages_are_bounded_and_complete() {
 
     // Three of these exceed a page.
     let large = "x".repeat(MAX_PAGE_BYTES / 2 - 100);
-    w.add(store, [say(&large), say(&large), say(&large), say("end")]).await.unwrap();
+    w.append(store, [user_message(&large), user_message(&large), user_message(&large), user_message("end")])
+        .await
+        .unwrap();
     assert_eq!(page(RecordRange::after(21)).await, [22, 23, 24]);
     assert_eq!(page(RecordRange::after(24)).await, [25]);
-    assert_eq!(own(store, &key("a")).await.len(), 25);
-    db.end().await;
+    assert_eq!(own_records(store, &key("a")).await.len(), 25);
+    db.drop_schema().await;
 }
 
 #[tokio::test]
@@ -134,7 +136,7 @@ async fn damage_is_reported_with_its_location() {
     let Some(db) = Db::new("pool=2").await else { return };
     let store = &db.store;
     let mut w = Writer::create(store, "a").await.unwrap();
-    w.add(store, (0..9).map(|n| say(&format!("{n}")))).await.unwrap();
+    w.append(store, (0..9).map(|n| user_message(&format!("{n}")))).await.unwrap();
     let read_error =
         |range: RecordRange| async move { store.records(&key("a"), &range).await.unwrap_err().to_string() };
 
@@ -157,7 +159,7 @@ async fn damage_is_reported_with_its_location() {
     assert!(read_error(RecordRange::back_from(u64::MAX, 1)).await.contains("record 10: the record is missing"));
     db.rows("UPDATE tenure_head SET card = '{}'").await;
     assert!(store.head(&key("a")).await.unwrap_err().to_string().contains("session acme/a, head: missing field"));
-    db.end().await;
+    db.drop_schema().await;
 }
 
 #[tokio::test]
@@ -169,7 +171,7 @@ async fn nul_characters_in_json_are_preserved() {
     let mut info = SessionPatch { title: Some("t\0t".to_owned()).into(), ..SessionPatch::default() };
     info.tags = Some(vec!["x\0y".to_owned()]).into();
     info.metadata.insert("k\0".to_owned(), "v\0".into());
-    w.add(store, [Entry::message(Message::parse(raw).unwrap()), Entry::info(info)]).await.unwrap();
+    w.append(store, [Entry::message(Message::parse(raw).unwrap()), Entry::info(info)]).await.unwrap();
     let session = load(store, &key("a")).await;
     assert_eq!((session.messages[0].message.as_str(), session.head()), (raw, &w.head));
     assert_eq!(store.head(&key("a")).await.unwrap(), Some(w.head.clone()));
@@ -181,10 +183,10 @@ async fn nul_characters_in_json_are_preserved() {
     assert_eq!(rows[0].get::<_, &str>(0), info);
     assert!(rows[0].get::<_, bool>(1));
 
-    let mut commit = w.step([say("x")]);
+    let mut commit = w.next_commit([user_message("x")]);
     commit.head.thread = Some("a\0b".to_owned());
     assert_eq!(store.commit(&commit).await.unwrap_err().code(), "invalid");
-    db.end().await;
+    db.drop_schema().await;
 }
 
 #[tokio::test]
@@ -192,8 +194,8 @@ async fn a_newer_format_is_rejected() {
     let Some(db) = Db::new("pool=2").await else { return };
     db.rows("INSERT INTO tenure_format (version) VALUES (99)").await;
     let error = PostgresStore::open(&db.url).await.unwrap_err();
-    assert!(matches!(error, Error::NewerFormat { found: 99, known: FORMAT, .. }), "{error:?}");
-    db.end().await;
+    assert!(matches!(error, Error::NewerFormat { version: 99, supported: FORMAT, .. }), "{error:?}");
+    db.drop_schema().await;
 }
 
 /// A newer version migrates while nodes of this version are working and another transaction holds a
@@ -220,10 +222,10 @@ async fn a_newer_version_migrates_while_nodes_of_this_version_work() {
             let mut is_last = false;
             // One more iteration after the migration, with statements that were prepared before it.
             while !std::mem::replace(&mut is_last, is_done.load(SeqCst)) {
-                writer.add(&store, [say("x"), say("y")]).await.unwrap();
+                writer.append(&store, [user_message("x"), user_message("y")]).await.unwrap();
                 turns += 1;
-                assert_eq!(own(&store, &key(&format!("s{n}"))).await.len(), 1 + 2 * turns);
-                assert!(!store.heads(&SessionQuery::new(OwnerFilter::Everyone, 10)).await.unwrap().is_empty());
+                assert_eq!(own_records(&store, &key(&format!("s{n}"))).await.len(), 1 + 2 * turns);
+                assert!(!store.heads(&SessionQuery::new(OwnerFilter::AllTenants, 10)).await.unwrap().is_empty());
                 let namespace = Namespace { tenant: tenant(), owner: Owner::Tenant, name: "n".to_owned() };
                 let item = Item {
                     key: n.to_string(),
@@ -240,10 +242,10 @@ async fn a_newer_version_migrates_while_nodes_of_this_version_work() {
             turns
         });
     }
-    let mut pooled = db.store.link.lease().await.unwrap();
+    let mut pooled = db.store.connection.acquire().await.unwrap();
     let lock_holder = pooled.transaction().await.unwrap();
-    lock_holder.batch_execute(&db.store.link.sql("SELECT count(*) FROM tenure_head")).await.unwrap();
-    let upgrade = migrate::migrate(&db.store.link, "here", &versions);
+    lock_holder.batch_execute(&db.store.connection.qualify_tables("SELECT count(*) FROM tenure_head")).await.unwrap();
+    let upgrade = migrate::migrate(&db.store.connection, "here", &versions);
     let release_lock = async {
         // Longer than the lock timeout of a single attempt.
         tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
@@ -255,8 +257,11 @@ async fn a_newer_version_migrates_while_nodes_of_this_version_work() {
     assert!(nodes.join_all().await.into_iter().all(|turns| turns > 1));
     assert_eq!(db.rows("SELECT count(*) FROM tenure_more").await.len(), 1, "it was migrated");
     let error = PostgresStore::open(&db.url).await.unwrap_err();
-    assert!(matches!(error, Error::NewerFormat { known: FORMAT, found, .. } if found == FORMAT + 1), "{error:?}");
-    db.end().await;
+    assert!(
+        matches!(error, Error::NewerFormat { supported: FORMAT, version: found, .. } if found == FORMAT + 1),
+        "{error:?}"
+    );
+    db.drop_schema().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -273,7 +278,7 @@ async fn many_nodes_can_open_an_empty_database_concurrently() {
     let db = Db { store, url, schema };
     let versions = db.rows("SELECT version FROM tenure_format").await;
     assert_eq!(versions.iter().map(|r| r.get(0)).collect::<Vec<i32>>(), (1..=FORMAT as i32).collect::<Vec<_>>());
-    db.end().await;
+    db.drop_schema().await;
 }
 
 #[tokio::test]
@@ -289,7 +294,7 @@ async fn a_database_of_another_program_is_not_changed() {
     let tables = other.rows(&format!("SELECT count(*) FROM pg_tables WHERE schemaname = '{schema}'")).await;
     assert_eq!(tables[0].get::<_, i64>(0), 1, "nothing was left behind");
     other.rows(&format!("DROP SCHEMA {schema} CASCADE")).await;
-    other.end().await;
+    other.drop_schema().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -315,10 +320,10 @@ async fn the_log_is_little_larger_than_its_text() {
             w.skew = skew as i64;
             for n in 0..TURNS {
                 let text = format!("{skew:06}{}", &text[6..]);
-                w.add(&store, [say(&text)]).await.unwrap();
+                w.append(&store, [user_message(&text)]).await.unwrap();
                 let checkpoint = format!(r#"{{"checkpoint":{{"label":"turn {n}","auto":true}}}}"#);
-                let turn = [say(&text), Entry::decode(&checkpoint).unwrap()];
-                w.add(&store, turn).await.unwrap();
+                let turn = [user_message(&text), Entry::decode(&checkpoint).unwrap()];
+                w.append(&store, turn).await.unwrap();
             }
         });
     }
@@ -341,5 +346,5 @@ async fn the_log_is_little_larger_than_its_text() {
     assert!(log < 1.25 && log + heads < 1.4, "{log} + {heads}");
     drop(db);
     other.rows(&format!("DROP DATABASE {name} WITH (FORCE)")).await;
-    other.end().await;
+    other.drop_schema().await;
 }

@@ -94,23 +94,23 @@ async fn a_broken_connection_neither_loses_nor_repeats_a_commit() {
             let mut w = Writer::create(&store, &format!("{name}-{fault}")).await.unwrap();
             assert_eq!(proxy.fault.load(SeqCst), FORWARD, "the fault occurred");
             for n in 0..3 {
-                w.add(&store, [say("calm")]).await.unwrap();
+                w.append(&store, [user_message("calm")]).await.unwrap();
                 proxy.fault.store(fault, SeqCst);
-                w.add(&store, [say(&format!("{n}")), say("x")]).await.unwrap();
+                w.append(&store, [user_message(&format!("{n}")), user_message("x")]).await.unwrap();
                 assert_eq!(proxy.fault.load(SeqCst), FORWARD, "the fault occurred");
             }
             proxy.fault.store(fault, SeqCst);
-            w.add(&store, []).await.unwrap();
+            w.append(&store, []).await.unwrap();
             proxy.fault.store(fault, SeqCst);
             assert_eq!(store.head(&w.head.key()).await.unwrap(), Some(w.head.clone()));
             proxy.fault.store(fault, SeqCst);
-            assert_eq!(own(&store, &w.head.key()).await.len(), 10);
+            assert_eq!(own_records(&store, &w.head.key()).await.len(), 10);
             // Another writer commits first while the outcome of this commit is unknown: it was not
             // applied.
             let stale = w.clone();
-            w.add(&db.store, [say("other")]).await.unwrap();
+            w.append(&db.store, [user_message("other")]).await.unwrap();
             proxy.fault.store(fault, SeqCst);
-            let error = { stale }.add(&store, [say("late")]).await.unwrap_err();
+            let error = { stale }.append(&store, [user_message("late")]).await.unwrap_err();
             assert!(matches!(error, Error::Conflict { .. }), "{error}");
             proxy.fault.store(fault, SeqCst);
             let other = SessionCreated { title: Some("x".to_owned()), ..SessionCreated::default() };
@@ -122,7 +122,7 @@ async fn a_broken_connection_neither_loses_nor_repeats_a_commit() {
         }
     }
     drop(proxy);
-    db.end().await;
+    db.drop_schema().await;
 }
 
 /// Runs the script that manages a test server. This test has its own server, because it kills it.
@@ -153,7 +153,7 @@ async fn a_restart_of_the_server_loses_no_acknowledged_commit() {
         let stop = stop.clone();
         writers.spawn(async move {
             while !stop.load(SeqCst) {
-                w.add(&store, [say("a"), say("b")]).await.unwrap();
+                w.append(&store, [user_message("a"), user_message("b")]).await.unwrap();
             }
             w.head
         });
@@ -173,7 +173,7 @@ async fn a_restart_of_the_server_loses_no_acknowledged_commit() {
     }
     stop.store(true, SeqCst);
     for head in writers.join_all().await {
-        let records = own(&store, &head.key()).await;
+        let records = own_records(&store, &head.key()).await;
         assert_eq!(Session::replay(&head.key(), records).unwrap().head(), &head, "all of it, once");
     }
 
@@ -195,32 +195,32 @@ async fn a_restart_of_the_server_loses_no_acknowledged_commit() {
 async fn other_nodes_are_notified() {
     let Some(db) = Db::new("application_name=ear").await else { return };
     let other = PostgresStore::open(&db.url).await.unwrap();
-    let mut local_events = db.store.hear().unwrap();
-    let mut remote_events = other.hear().unwrap();
+    let mut local_events = db.store.subscribe().unwrap();
+    let mut remote_events = other.subscribe().unwrap();
     assert_eq!((local_events.recv().await.unwrap(), remote_events.recv().await.unwrap()), (None, None), "both listen");
-    db.store.tell(&key("a"));
-    db.store.tell(&key("a"));
-    db.store.tell(&key("b"));
+    db.store.notify(&key("a"));
+    db.store.notify(&key("a"));
+    db.store.notify(&key("b"));
     let mut received = std::collections::BTreeSet::new();
     while received.len() < 2 {
         received.insert(remote_events.recv().await.unwrap());
     }
     assert_eq!(received, [Some(key("a")), Some(key("b"))].into());
-    other.tell(&key("c"));
+    other.notify(&key("c"));
     assert_eq!(local_events.recv().await.unwrap(), Some(key("c")), "and none of its own notifications");
 
     db.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'ear' AND query LIKE 'LISTEN%'")
         .await;
     while remote_events.recv().await.unwrap().is_some() {}
     while local_events.recv().await.unwrap().is_some() {}
-    db.store.tell(&key("d"));
+    db.store.notify(&key("d"));
     assert_eq!(remote_events.recv().await.unwrap(), Some(key("d")));
 
     let behind_a_pooler = PostgresStore::open(&format!("{}&prepare=off", db.url)).await.unwrap();
-    assert!(behind_a_pooler.hear().is_none());
-    behind_a_pooler.tell(&key("e"));
+    assert!(behind_a_pooler.subscribe().is_none());
+    behind_a_pooler.notify(&key("e"));
     assert_eq!(remote_events.recv().await.unwrap(), Some(key("e")), "it can notify nevertheless");
-    db.end().await;
+    db.drop_schema().await;
 }
 
 /// Returns a URL with another host before that of the database.
@@ -249,11 +249,11 @@ async fn a_silent_host_does_not_block_the_others() {
         }
     });
     let store = with_deadline("it opens", PostgresStore::open(&with_host(&db, port, "&retry=0s"))).await.unwrap();
-    let mut events = store.hear().unwrap();
+    let mut events = store.subscribe().unwrap();
     assert_eq!(with_deadline("it listens", events.recv()).await.unwrap(), None);
     let mut w = Writer::create(&store, "a").await.unwrap();
-    w.add(&store, [say("one")]).await.unwrap();
-    db.store.tell(&key("a"));
+    w.append(&store, [user_message("one")]).await.unwrap();
+    db.store.notify(&key("a"));
     assert_eq!(with_deadline("a notification arrives", events.recv()).await.unwrap(), Some(key("a")));
 
     // No host is reachable: the error names both.
@@ -264,7 +264,7 @@ async fn a_silent_host_does_not_block_the_others() {
         message.contains(&format!("127.0.0.1:{port}: timeout: no response")) && message.contains("127.0.0.1:1: "),
         "{message}"
     );
-    db.end().await;
+    db.drop_schema().await;
 }
 
 /// The primary freezes: connections to it stay open and never respond. Waiting operations are
@@ -275,12 +275,12 @@ async fn a_frozen_primary_is_replaced() {
     let address = db.url.split(['@', '?']).nth(1).unwrap().split('/').next().unwrap().to_owned();
     let proxy = Proxy::new(address).await;
     let store = Arc::new(PostgresStore::open(&with_host(&db, proxy.port, "&pool=4")).await.unwrap());
-    let mut events = store.hear().unwrap();
+    let mut events = store.subscribe().unwrap();
     assert_eq!(with_deadline("it listens", events.recv()).await.unwrap(), None);
     let mut writers = Vec::new();
     for n in 0..4 {
         let mut w = Writer::create(&store, &format!("s{n}")).await.unwrap();
-        w.add(&store, [say("before")]).await.unwrap();
+        w.append(&store, [user_message("before")]).await.unwrap();
         writers.push(w);
     }
     proxy.fault.store(FREEZE, SeqCst);
@@ -289,20 +289,20 @@ async fn a_frozen_primary_is_replaced() {
         let store = store.clone();
         tasks.spawn(async move {
             for text in ["during", "after"] {
-                w.add(&store, [say(text)]).await.unwrap();
+                w.append(&store, [user_message(text)]).await.unwrap();
             }
             w.head
         });
     }
     for head in with_deadline("all are written", tasks.join_all()).await {
-        let records = own(&store, &head.key()).await;
+        let records = own_records(&store, &head.key()).await;
         assert_eq!(Session::replay(&head.key(), records).unwrap().head(), &head, "all of it, once");
     }
     assert_eq!(with_deadline("it listens again", events.recv()).await.unwrap(), None);
-    db.store.tell(&key("s0"));
+    db.store.notify(&key("s0"));
     assert_eq!(with_deadline("a notification arrives", events.recv()).await.unwrap(), Some(key("s0")));
     drop(proxy);
-    db.end().await;
+    db.drop_schema().await;
 }
 
 /// A commit whose connection ends while it waits for a synchronous standby is visible, but may
@@ -334,7 +334,7 @@ async fn a_commit_that_is_not_replicated_is_not_acknowledged() {
     let (pid, mut commit_task) = 'write: loop {
         let mut commit_task = {
             let store = store.clone();
-            JoinSet::from_iter([async move { w.add(&store, [say("one")]).await.map(|()| w) }])
+            JoinSet::from_iter([async move { w.append(&store, [user_message("one")]).await.map(|()| w) }])
         };
         loop {
             if let Some(pid) = waiting_backend("WITH head AS").await {
@@ -359,7 +359,7 @@ async fn a_commit_that_is_not_replicated_is_not_acknowledged() {
     }
     set_standbys("").await;
     let head = commit_task.join_next().await.unwrap().unwrap().unwrap().head;
-    let records = own(&store, &head.key()).await;
+    let records = own_records(&store, &head.key()).await;
     assert_eq!(Session::replay(&head.key(), records).unwrap().head(), &head, "all of it, once");
     server_script_for("store-sync", "stop").await;
 }

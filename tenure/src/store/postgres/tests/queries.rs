@@ -37,16 +37,16 @@ async fn fill(store: &PostgresStore) -> Vec<Head> {
             created.metadata = json!({"n": dice.roll(3), "deep": {"a": 1}, "s": "x\0"}).as_object().unwrap().clone();
         }
         if dice.roll(3) == 0 {
-            created.parent = Some(Parent { session: key("parent").session, seq: 1, mark: Default::default() });
+            created.parent = Some(Parent { session: key("parent").session, seq: 1, digest: Default::default() });
         }
         let mut w = Writer::begin(store, &format!("s{n}"), created).await.unwrap();
         w.skew = [0, 0, n][dice.roll(3)];
         let status = [Status::Active, Status::Paused, Status::Expired, Status::Deleted][dice.roll(4)];
         let text = format!("{}", dice.roll(4));
         let patch = SessionPatch { title: Some("late".to_owned()).into(), ..SessionPatch::default() };
-        let mut commit = w.step([say(&text), Entry::Status { to: status, reason: None }]);
+        let mut commit = w.next_commit([user_message(&text), Entry::Status { to: status, reason: None }]);
         if dice.roll(4) == 0 {
-            commit = w.step([say(&text), Entry::info(patch)]);
+            commit = w.next_commit([user_message(&text), Entry::info(patch)]);
         }
         commit.head.due_at = [None, Some(at(dice.roll(9) as i64))][dice.roll(2)];
         if dice.roll(2) == 0 {
@@ -69,7 +69,7 @@ async fn lists_agree_with_the_contract() {
     let mut match_count = 0;
     for round in 0..400 {
         let owner_filter = match dice.roll(3) {
-            0 => OwnerFilter::Everyone,
+            0 => OwnerFilter::AllTenants,
             1 => OwnerFilter::Tenant(tenant()),
             _ => OwnerFilter::User(tenant(), User::new("ann").unwrap()),
         };
@@ -86,7 +86,7 @@ async fn lists_agree_with_the_contract() {
                 6 => q.metadata = vec![("n".to_owned(), json!(dice.roll(3))), ("s".to_owned(), json!("x\0"))],
                 7 => q.title = Some(["GRÖSSE", "größe", "%_", "", "la", "\0O"][dice.roll(6)].to_owned()),
                 8 => q.parent = Some(key("parent").session),
-                9 => q.hashes = vec![all[dice.roll(all.len())].mark.hash, all[0].mark.hash],
+                9 => q.hashes = vec![all[dice.roll(all.len())].digest.hash, all[0].digest.hash],
                 10 => (q.due_before, q.order) = (Some(at(5)), SessionOrder::Due),
                 11 => q.lease_before = Some(at(5)),
                 _ => q.offset = dice.roll(5),
@@ -103,5 +103,5 @@ async fn lists_agree_with_the_contract() {
     assert!(match_count > 1000, "{match_count}");
     let other = SessionQuery::new(OwnerFilter::Tenant(Tenant::default()), 9);
     assert_eq!(store.heads(&other).await.unwrap(), [], "another tenant sees nothing");
-    db.end().await;
+    db.drop_schema().await;
 }

@@ -45,7 +45,7 @@ fn random_entry(dice: &mut Dice, session: &Session) -> Entry {
     match dice.roll(8) {
         0 if session.seq > 2 => {
             let position = session.locate(&Point::Position(dice.roll(session.messages.len() + 1))).unwrap();
-            Entry::Rewound(RewindEntry { to: position.seq, mark: position.mark })
+            Entry::Rewound(RewindEntry { to: position.seq, digest: position.digest })
         }
         0 | 1 => {
             let mut state = Map::new();
@@ -64,7 +64,7 @@ fn random_entry(dice: &mut Dice, session: &Session) -> Entry {
             );
             Entry::decode(&text).unwrap()
         }
-        n => say(&format!("{} {n} \0 \"body\":", session.seq)),
+        n => user_message(&format!("{} {n} \0 \"body\":", session.seq)),
     }
 }
 
@@ -99,13 +99,13 @@ async fn views_agree_with_the_fold_over_forks_rewinds_and_purges() {
                         let after = load(store, &key(name)).await;
                         assert_eq!((&after.messages, &after.checkpoints), (&before.messages, &before.checkpoints));
                         let head = store.head(&key(name)).await.unwrap().unwrap();
-                        assert_eq!((head.seq, &head.mark), (before.seq, &before.mark));
+                        assert_eq!((head.seq, &head.digest), (before.seq, &before.digest));
                     }
                 }
                 _ => {
                     let mut w = Writer { head: store.head(&key(&source)).await.unwrap().unwrap(), skew: 0 };
                     let entry = random_entry(&mut dice, &session);
-                    w.add(store, [entry]).await.unwrap();
+                    w.append(store, [entry]).await.unwrap();
                 }
             }
         }
@@ -113,7 +113,7 @@ async fn views_agree_with_the_fold_over_forks_rewinds_and_purges() {
             assert_views(&db, name).await;
         }
     }
-    db.end().await;
+    db.drop_schema().await;
 }
 
 #[tokio::test]
@@ -123,7 +123,7 @@ async fn views_show_only_live_sessions() {
     for (name, status) in [("a", Status::Active), ("p", Status::Paused), ("e", Status::Expired), ("d", Status::Deleted)]
     {
         let mut w = Writer::create(store, name).await.unwrap();
-        w.add(store, [say(name), Entry::Status { to: status, reason: None }]).await.unwrap();
+        w.append(store, [user_message(name), Entry::Status { to: status, reason: None }]).await.unwrap();
     }
     // A fork of a deleted session still shows the inherited records.
     Writer::fork(store, "d", &Point::End, "f").await.unwrap();
@@ -131,5 +131,5 @@ async fn views_show_only_live_sessions() {
         let rows = db.rows(&format!("SELECT DISTINCT session_id FROM S.{view} ORDER BY 1")).await;
         assert_eq!(rows.iter().map(|r| r.get(0)).collect::<Vec<&str>>(), ["a", "f", "p"], "{view}");
     }
-    db.end().await;
+    db.drop_schema().await;
 }

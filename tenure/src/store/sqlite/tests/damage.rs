@@ -9,7 +9,12 @@ async fn open_error(file: &str) -> String {
 
 async fn store_with_three_messages() -> TestStore {
     let test_store = TestStore::new().await;
-    Log::new("s").say("one").say("two").say("three").save(&test_store.store).await;
+    Log::new("s")
+        .push_user_message("one")
+        .push_user_message("two")
+        .push_user_message("three")
+        .save(&test_store.store)
+        .await;
     test_store
 }
 

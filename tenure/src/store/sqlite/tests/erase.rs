@@ -34,7 +34,7 @@ fn count_remaining(directory: &Path, words: &[String]) -> usize {
 /// Returns the words of each user.
 async fn fill(store: &SqliteStore, seed: u64) -> [Vec<String>; 2] {
     let mut dice = Dice(seed);
-    let mut logs: Vec<_> = (0..SESSIONS).map(|n| Log::of(&format!("s{n}"), USERS[n % 2])).collect();
+    let mut logs: Vec<_> = (0..SESSIONS).map(|n| Log::of_user(&format!("s{n}"), USERS[n % 2])).collect();
     let mut words = [Vec::new(), Vec::new()];
     for n in (0..2000).step_by(10) {
         let index = dice.roll(logs.len());
@@ -43,14 +43,14 @@ async fn fill(store: &SqliteStore, seed: u64) -> [Vec<String>; 2] {
         let mut repeat_word = |word: &str| vec![word; [1, 1, 2, 4, 8, 16, 32, 64, 256, 6000][dice.roll(10)]].join(" ");
         let texts: Vec<_> = new_words.iter().map(|w| repeat_word(w)).collect();
         for text in &texts {
-            logs[index].say(text);
+            logs[index].push_user_message(text);
         }
         let mut commit = logs[index].commit();
         let bytes = texts[dice.roll(10)].as_bytes();
         commit.blobs.push(Blob { id: BlobId::of(bytes), bytes: bytes.into() });
         commit.items.push(("cache".to_owned(), item(&new_words[0], &texts[0])));
         store.commit(&commit).await.unwrap();
-        store.put(&memory(USERS[user]), &item(&new_words[1], &texts[1]), Some(40)).await.unwrap();
+        store.put(&memory_namespace(USERS[user]), &item(&new_words[1], &texts[1]), Some(40)).await.unwrap();
         words[user].extend(new_words);
     }
     words
@@ -64,7 +64,7 @@ async fn no_byte_of_deleted_data_remains() {
         for n in (0..SESSIONS).step_by(2) {
             test_store.store.purge(&key(&format!("s{n}"))).await.unwrap();
         }
-        test_store.store.clear(&Tenant::default(), &memory(USERS[0]).owner).await.unwrap();
+        test_store.store.delete_owner(&Tenant::default(), &memory_namespace(USERS[0]).owner).await.unwrap();
         let remaining = words.each_ref().map(|words| count_remaining(test_store.directory.path(), words));
         assert_eq!(remaining, [0, words[1].len()], "seed {seed}");
     }
@@ -86,14 +86,14 @@ async fn the_full_text_index_keeps_no_deleted_words() {
             let new_words: Vec<_> = (n..n + 1 + dice.roll(40)).map(|n| unique_word(user, n)).collect();
             n += new_words.len();
             let item = item(&n.to_string(), &new_words.join(" and ").repeat([1, 20][dice.roll(2)]));
-            let owner = memory(USERS[user]).owner.to_string();
+            let owner = memory_namespace(USERS[user]).owner.to_string();
             assert!(items::upsert(&sql, &Tenant::default(), &owner, "memory", &item).is_ok());
             words[user].extend(new_words);
         }
         transaction.commit().unwrap();
         sql.execute("DELETE FROM item WHERE owner = 'user/ada' AND id % 11 = 3", []).unwrap();
     }
-    test_store.store.clear(&Tenant::default(), &memory(USERS[0]).owner).await.unwrap();
+    test_store.store.delete_owner(&Tenant::default(), &memory_namespace(USERS[0]).owner).await.unwrap();
     let remaining = words.each_ref().map(|words| count_remaining(test_store.directory.path(), words));
     assert_eq!(remaining, [0, words[1].len()]);
 }
@@ -101,14 +101,14 @@ async fn the_full_text_index_keeps_no_deleted_words() {
 #[tokio::test]
 async fn a_reader_that_still_uses_deleted_data_is_reported() {
     let test_store = TestStore::new().await;
-    test_store.store.put(&memory("ada"), &item("a", "tea"), None).await.unwrap();
+    test_store.store.put(&memory_namespace("ada"), &item("a", "tea"), None).await.unwrap();
     let sql = test_store.sql();
     let read_transaction = sql.unchecked_transaction().unwrap();
     let count = |sql: &Connection| sql.query_row("SELECT count(*) FROM item", [], |r| r.get::<_, i64>(0)).unwrap();
     assert_eq!(count(&read_transaction), 1);
-    let error = test_store.store.clear(&Tenant::default(), &memory("ada").owner).await.unwrap_err();
+    let error = test_store.store.delete_owner(&Tenant::default(), &memory_namespace("ada").owner).await.unwrap_err();
     assert!(error.to_string().contains("end long reads and retry the erasure"), "{error}");
     drop(read_transaction);
-    test_store.store.clear(&Tenant::default(), &memory("ada").owner).await.unwrap();
+    test_store.store.delete_owner(&Tenant::default(), &memory_namespace("ada").owner).await.unwrap();
     assert_eq!(count(&sql), 0);
 }

@@ -32,7 +32,7 @@ async fn queries_use_their_index() {
     let due = SessionQuery {
         due_before: Some(at(1)),
         order: SessionOrder::Due,
-        ..SessionQuery::new(OwnerFilter::Everyone, 20)
+        ..SessionQuery::new(OwnerFilter::AllTenants, 20)
     };
     let newest = |owner_filter: &OwnerFilter| SessionQuery {
         status: live_statuses.clone(),
@@ -60,7 +60,7 @@ async fn queries_use_their_index() {
         ),
         (due, "head_due (due_at<?)"),
         (
-            SessionQuery { lease_before: Some(at(1)), ..SessionQuery::new(OwnerFilter::Everyone, 20) },
+            SessionQuery { lease_before: Some(at(1)), ..SessionQuery::new(OwnerFilter::AllTenants, 20) },
             "head_lease (lease_until<?)",
         ),
     ] {
@@ -88,7 +88,7 @@ async fn queries_use_their_index() {
 #[tokio::test]
 async fn the_newest_sessions_are_found_without_a_scan() {
     let test_store = TestStore::new().await;
-    let mut log = Log::of("s", "ada");
+    let mut log = Log::of_user("s", "ada");
     log.save(&test_store.store).await;
     let sql = test_store.sql();
     // Many copies of one head, each with its own columns and serialized head.
@@ -118,7 +118,7 @@ fn check_full_text_integrity(sql: &Connection) {
 }
 
 async fn search_keys(test_store: &TestStore, name: &str, text: &str) -> Vec<String> {
-    let hits = test_store.store.search(&memory(name), text, 10).await.unwrap();
+    let hits = test_store.store.search(&memory_namespace(name), text, 10).await.unwrap();
     hits.into_iter().map(|h| h.item.key).collect()
 }
 
@@ -128,21 +128,21 @@ async fn the_full_text_index_follows_the_items() {
     let store = &test_store.store;
     let sql = test_store.sql();
     for (name, key, text) in [("ada", "a", "Green tea"), ("ada", "b", "Café, black"), ("bob", "a", "green")] {
-        store.put(&memory(name), &item(key, text), None).await.unwrap();
+        store.put(&memory_namespace(name), &item(key, text), None).await.unwrap();
     }
-    store.put(&memory("ada"), &Item { text: None, ..item("c", "") }, None).await.unwrap();
+    store.put(&memory_namespace("ada"), &Item { text: None, ..item("c", "") }, None).await.unwrap();
     assert_eq!(search_keys(&test_store, "ada", "green \"OR black").await, ["a", "b"]);
     assert_eq!(search_keys(&test_store, "ada", "CAFE").await, ["b"]);
     assert_eq!(search_keys(&test_store, "bob", "tea green").await, ["a"]);
-    store.put(&memory("ada"), &item("a", "Red wine"), None).await.unwrap();
-    store.put(&memory("ada"), &item("c", "Green again"), None).await.unwrap();
+    store.put(&memory_namespace("ada"), &item("a", "Red wine"), None).await.unwrap();
+    store.put(&memory_namespace("ada"), &item("c", "Green again"), None).await.unwrap();
     assert_eq!(search_keys(&test_store, "ada", "green").await, ["c"]);
     check_full_text_integrity(&sql);
-    store.put(&memory("ada"), &Item { text: None, ..item("c", "") }, None).await.unwrap();
-    store.remove(&memory("ada"), "b").await.unwrap();
+    store.put(&memory_namespace("ada"), &Item { text: None, ..item("c", "") }, None).await.unwrap();
+    store.remove(&memory_namespace("ada"), "b").await.unwrap();
     assert_eq!(search_keys(&test_store, "ada", "green black café").await, [""; 0]);
     check_full_text_integrity(&sql);
-    store.clear(&Tenant::default(), &memory("ada").owner).await.unwrap();
+    store.delete_owner(&Tenant::default(), &memory_namespace("ada").owner).await.unwrap();
     assert_eq!(search_keys(&test_store, "ada", "red wine").await, [""; 0]);
     assert_eq!(search_keys(&test_store, "bob", "green").await, ["a"]);
     check_full_text_integrity(&sql);
@@ -152,13 +152,13 @@ async fn the_full_text_index_follows_the_items() {
 async fn other_namespaces_do_not_change_a_search() {
     let test_store = TestStore::new().await;
     for (key, text) in [("a", "red wine"), ("b", "green tea"), ("c", "red tea cups")] {
-        test_store.store.put(&memory("ada"), &item(key, text), None).await.unwrap();
+        test_store.store.put(&memory_namespace("ada"), &item(key, text), None).await.unwrap();
     }
-    let search = async || test_store.store.search(&memory("ada"), "red tea", 9).await.unwrap();
+    let search = async || test_store.store.search(&memory_namespace("ada"), "red tea", 9).await.unwrap();
     let before = search().await;
     assert_eq!(before[0].item.key, "c");
     for n in 0..20 {
-        test_store.store.put(&memory("bob"), &item(&n.to_string(), "red red wine"), None).await.unwrap();
+        test_store.store.put(&memory_namespace("bob"), &item(&n.to_string(), "red red wine"), None).await.unwrap();
     }
     assert_eq!(search().await, before);
 }

@@ -59,7 +59,7 @@ async fn grow(test_store: &TestStore, log: &mut Log, dice: &mut Dice) {
     for _ in 0..3 + dice.roll(5) {
         match dice.roll(5) {
             0..3 => {
-                log.say(&format!("{} \"{}\"", log.head.info.session_id, log.head.seq));
+                log.push_user_message(&format!("{} \"{}\"", log.head.info.session_id, log.head.seq));
             }
             3 => {
                 let label = CheckpointLabel::new(format!("after {}", log.head.seq)).unwrap();
@@ -71,7 +71,7 @@ async fn grow(test_store: &TestStore, log: &mut Log, dice: &mut Dice) {
                 let session = load(test_store, log.head.info.session_id.as_str()).await;
                 let position = dice.roll(session.messages.len() + 1);
                 let target = session.locate(&Point::Position(position)).unwrap();
-                log.push(Entry::Rewound(RewindEntry { to: target.seq, mark: target.mark }));
+                log.push(Entry::Rewound(RewindEntry { to: target.seq, digest: target.digest }));
             }
         }
     }
@@ -94,7 +94,7 @@ async fn views_show_what_the_fold_shows() {
             let session = load(&test_store, parent.head.info.session_id.as_str()).await;
             let fork_point = session.locate(&Point::Position(dice.roll(session.messages.len() + 1))).unwrap();
             let parent =
-                Parent { session: parent.head.info.session_id.clone(), seq: fork_point.seq, mark: fork_point.mark };
+                Parent { session: parent.head.info.session_id.clone(), seq: fork_point.seq, digest: fork_point.digest };
             let mut fork =
                 Log::begin(&format!("s{n}"), SessionCreated { parent: Some(parent), ..SessionCreated::default() });
             grow(&test_store, &mut fork, &mut dice).await;
@@ -118,7 +118,7 @@ async fn views_show_live_sessions_only() {
     let test_store = TestStore::new().await;
     for to in [Status::Active, Status::Paused, Status::Expired, Status::Deleted] {
         let mut log = Log::new(to.as_str());
-        log.say("hi").push(Entry::Status { to, reason: None }).save(&test_store.store).await;
+        log.push_user_message("hi").push(Entry::Status { to, reason: None }).save(&test_store.store).await;
     }
     let sql = test_store.sql();
     for view in ["sessions", "messages"] {
@@ -135,7 +135,7 @@ async fn a_view_reads_only_one_session() {
     for n in 0..100 {
         let mut log = Log::new(&format!("s{n}"));
         for m in 0..20 {
-            log.say(&m.to_string());
+            log.push_user_message(&m.to_string());
         }
         log.save(&test_store.store).await;
     }

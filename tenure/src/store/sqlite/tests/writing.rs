@@ -21,7 +21,7 @@ async fn block_writer(store: &Arc<SqliteStore>) -> mpsc::Sender<()> {
         Ok(())
     };
     let store = store.clone();
-    JoinSet::from_iter([async move { store.writer.alone(work).await }]).detach_all();
+    JoinSet::from_iter([async move { store.writer.run_exclusive(work).await }]).detach_all();
     start_signal.await.unwrap();
     sender
 }
@@ -34,7 +34,7 @@ async fn commit_queued(store: &Arc<SqliteStore>, commits: Vec<Commit>) -> Vec<Re
         let store = store.clone();
         tasks.spawn(async move { (n, store.commit(&commit).await) });
     }
-    while store.writer.waiting() < tasks.len() {
+    while store.writer.queued_jobs() < tasks.len() {
         tokio::task::yield_now().await;
     }
     drop(blocker);
@@ -57,7 +57,8 @@ async fn queued_commits_share_a_transaction() {
     }
     let pages = || std::fs::metadata(format!("{file}-wal")).unwrap().len() / 4096;
     let before = pages();
-    let outcomes = commit_queued(&store, logs.iter_mut().map(|log| log.say("hi").commit()).collect()).await;
+    let outcomes =
+        commit_queued(&store, logs.iter_mut().map(|log| log.push_user_message("hi").commit()).collect()).await;
     assert!(outcomes.iter().all(Result::is_ok));
     // Each commit on its own would write the pages of its head, three indexes and its record.
     assert!(pages() - before < 16, "{} pages for one transaction", pages() - before);
@@ -100,7 +101,7 @@ async fn a_single_write_runs_on_the_callers_thread() {
         let store = store.clone();
         async move { writing_thread_name(&store).await }
     }));
-    while store.writer.waiting() < 2 {
+    while store.writer.queued_jobs() < 2 {
         tokio::task::yield_now().await;
     }
     drop(blocker);
@@ -141,10 +142,10 @@ async fn commits_of_one_task_share_a_transaction() {
     let before = pages();
     let [a, b, c, d] = &mut logs[..] else { unreachable!() };
     tokio::join!(
-        a.say("hi").save(&store),
-        b.say("hi").save(&store),
-        c.say("hi").save(&store),
-        d.say("hi").save(&store)
+        a.push_user_message("hi").save(&store),
+        b.push_user_message("hi").save(&store),
+        c.push_user_message("hi").save(&store),
+        d.push_user_message("hi").save(&store)
     );
     assert!(pages() - before < 8, "{} pages for one transaction", pages() - before);
 }
@@ -172,7 +173,7 @@ async fn no_caller_waits_forever_after_a_panic() {
         let task_store = store.clone();
         let mut tasks = JoinSet::new();
         tasks.spawn(async move { task_store.writer.write::<()>(|_, _| panic!("on purpose")).await });
-        while blocker.is_some() && store.writer.waiting() < 1 {
+        while blocker.is_some() && store.writer.queued_jobs() < 1 {
             tokio::task::yield_now().await;
         }
         drop(blocker);
@@ -192,7 +193,7 @@ async fn sixteen_tasks_write_concurrently() {
         tasks.spawn(async move {
             let mut log = Log::new(&format!("s{n}"));
             for m in 0..20 {
-                log.say(&format!("{n}.{m}")).save(&store).await;
+                log.push_user_message(&format!("{n}.{m}")).save(&store).await;
             }
             log
         });
@@ -218,15 +219,16 @@ async fn a_rejected_commit_does_not_affect_the_others() {
     let stray = "INSERT INTO record SELECT (id << 32) + 3, 0, 0, '' FROM head WHERE session = 's2'";
     assert_eq!(sql.execute(stray, []).unwrap(), 1);
 
-    let good = logs[0].say("good").commit();
-    let mut stale = logs[1].clone().say("one").say("two").commit();
+    let good = logs[0].push_user_message("good").commit();
+    let mut stale = logs[1].clone().push_user_message("one").push_user_message("two").commit();
     stale.records.remove(0);
     stale.base = stale.base.map(|end| LogEnd { seq: 2, ..end });
-    let dirty = logs[2].say("one").say("two").commit();
-    let missing = Commit { base: Some(Log::new("missing").head.end()), ..Log::new("missing").say("hi").commit() };
+    let dirty = logs[2].push_user_message("one").push_user_message("two").commit();
+    let missing =
+        Commit { base: Some(Log::new("missing").head.end()), ..Log::new("missing").push_user_message("hi").commit() };
     let missing = Commit { records: missing.records[1..].to_vec(), ..missing };
     let exists = Log::new("s3").commit();
-    let last = logs[3].say("good").commit();
+    let last = logs[3].push_user_message("good").commit();
     let outcomes = commit_queued(&store, vec![good, stale, dirty, missing, exists, last]).await;
     let codes: Vec<_> = outcomes.iter().map(|o| o.as_ref().map_err(Error::code).copied()).collect();
     assert_eq!(
@@ -257,7 +259,7 @@ async fn two_processes_can_write_one_file() {
             while written < 15 {
                 let head = store.head(&key("s")).await.unwrap().unwrap();
                 let mut log = Log { base: Some(head.end()), head, new: Vec::new() };
-                match store.commit(&log.say(&format!("{n}.{written}")).commit()).await {
+                match store.commit(&log.push_user_message(&format!("{n}.{written}")).commit()).await {
                     Ok(()) => written += 1,
                     Err(e) => assert_eq!(e.code(), "conflict", "{e}"),
                 }
@@ -277,13 +279,12 @@ async fn a_full_disk_loses_nothing_and_can_be_freed() {
     let mut log = Log::new("s");
     log.save(&test_store.store).await;
     let limit = |pages: i64| {
-        test_store
-            .store
-            .writer
-            .alone(move |conn, file| conn.pragma_update(None, "max_page_count", pages).map_err(|e| file.error(&e)))
+        test_store.store.writer.run_exclusive(move |conn, file| {
+            conn.pragma_update(None, "max_page_count", pages).map_err(|e| file.error(&e))
+        })
     };
     limit(1).await.unwrap();
-    let commit = log.clone().say(&"long ".repeat(10_000)).commit();
+    let commit = log.clone().push_user_message(&"long ".repeat(10_000)).commit();
     let error = test_store.store.commit(&commit).await.unwrap_err();
     assert_eq!(error.to_string(), format!("no space left at sqlite {}; free disk space and retry", test_store.file()));
     assert_eq!(test_store.store.head(&key("s")).await.unwrap(), Some(log.head));
@@ -296,7 +297,7 @@ async fn a_full_disk_loses_nothing_and_can_be_freed() {
 #[tokio::test]
 async fn uses_are_visible_and_counted() {
     let test_store = TestStore::new().await;
-    let namespace = memory("ada");
+    let namespace = memory_namespace("ada");
     test_store.store.put(&namespace, &item("a", "tea"), None).await.unwrap();
     for second in 2..=50 {
         let got = test_store.store.get(&namespace, "a", Some(at(second))).await.unwrap().unwrap();
@@ -308,7 +309,7 @@ async fn uses_are_visible_and_counted() {
     Log::new("s").save(&test_store.store).await;
     let level =
         |conn: &Connection, _: &super::super::Database| Ok(conn.pragma_query_value(None, "synchronous", |r| r.get(0)));
-    assert_eq!(test_store.store.writer.alone(level).await.unwrap(), Ok(2));
+    assert_eq!(test_store.store.writer.run_exclusive(level).await.unwrap(), Ok(2));
 }
 
 #[tokio::test]
@@ -324,7 +325,7 @@ async fn records_and_sessions_are_limited() {
         head: Head { seq: last, ..log.head },
         new: Vec::new(),
     };
-    let error = test_store.store.commit(&log.say("one more").commit()).await.unwrap_err();
+    let error = test_store.store.commit(&log.push_user_message("one more").commit()).await.unwrap_err();
     assert_eq!(error.code(), "too_large", "{error}");
 
     sql.execute("UPDATE head SET id = (1 << 31) - 1", []).unwrap();
@@ -334,7 +335,7 @@ async fn records_and_sessions_are_limited() {
 }
 
 fn fork(session: &str, parent: &Log, seq: Seq) -> Log {
-    let parent = Parent { session: parent.head.info.session_id.clone(), seq, mark: LogDigest::default() };
+    let parent = Parent { session: parent.head.info.session_id.clone(), seq, digest: LogDigest::default() };
     Log::begin(session, SessionCreated { parent: Some(parent), ..SessionCreated::default() })
 }
 
@@ -345,13 +346,13 @@ async fn the_fork_with_the_latest_fork_point_inherits() {
     let picture = |n: u8| Blob { id: BlobId::of(&[n]), bytes: Arc::from([n]) };
     let mut parent = Log::new("p");
     for n in 1..=5 {
-        let commit = parent.say(&n.to_string()).commit();
+        let commit = parent.push_user_message(&n.to_string()).commit();
         store.commit(&Commit { blobs: vec![picture(n)], ..commit }).await.unwrap();
     }
     let mut early = fork("early", &parent, 2);
     let mut inheriting = fork("late", &parent, 4);
     for log in [&mut early, &mut inheriting] {
-        log.say("own").save(store).await;
+        log.push_user_message("own").save(store).await;
     }
     let before = test_store.records("p").await.unwrap();
     let inheriting_records = test_store.records("late").await.unwrap();
@@ -369,7 +370,7 @@ async fn the_fork_with_the_latest_fork_point_inherits() {
         assert_eq!(exists, n <= 3, "picture {n}");
     }
     // A writer with a stale head can continue, and does not undo the inheritance.
-    inheriting.say("more").save(store).await;
+    inheriting.push_user_message("more").save(store).await;
     assert_eq!(
         store.head(&key("late")).await.unwrap(),
         Some(Head { first: 1, parent: None, ..inheriting.head.clone() })
@@ -388,10 +389,14 @@ async fn records_of_all_sizes_and_kinds_are_read_back() {
             5 => {
                 let run = Some(RunId::new("r").unwrap());
                 let message = Message::assistant(&"ö\"".repeat(dice.roll(999)));
-                log.push(Entry::Message(MessageEntry { run, lead: n % 3 == 0, ..MessageEntry::from(message) }))
+                log.push(Entry::Message(MessageEntry {
+                    run,
+                    replaces_instructions: n % 3 == 0,
+                    ..MessageEntry::from(message)
+                }))
             }
-            _ if n % 100 == 0 => log.say(&"long ".repeat(20_000)),
-            _ => log.say(&"é".repeat(dice.roll(2000))),
+            _ if n % 100 == 0 => log.push_user_message(&"long ".repeat(20_000)),
+            _ => log.push_user_message(&"é".repeat(dice.roll(2000))),
         };
     }
     let written = log.new.clone();

@@ -4,7 +4,7 @@ use crate::running::{Running, client, said, slow_model};
 use futures_util::StreamExt;
 use std::time::{Duration, Instant};
 
-async fn begun(server: &Running) -> impl futures_util::Stream<Item = String> + Unpin + use<> {
+async fn start_turn(server: &Running) -> impl futures_util::Stream<Item = String> + Unpin + use<> {
     let mut body = said("s1", "tell me");
     body["stream"] = true.into();
     let response = server.request("POST", "/v1/chat/completions").json(&body).send().await.unwrap();
@@ -20,7 +20,7 @@ async fn a_stop_finishes_the_turn(signal: &str) {
     let dir = tempfile::tempdir().unwrap();
     let yaml = format!("store: 'sqlite:t.db'\nmodels: [{{name: slow, base_url: '{model}/v1'}}]");
     let mut server = Running::start(dir.path(), &yaml);
-    let mut stream = begun(&server).await;
+    let mut stream = start_turn(&server).await;
     let first = stream.next().await.unwrap();
     assert!(first.contains("word0") && !first.contains("word9"), "{first}");
     server.signal(signal);
@@ -52,7 +52,7 @@ async fn a_turn_without_a_client_is_finished() {
     let dir = tempfile::tempdir().unwrap();
     let yaml = format!("store: 'sqlite:t.db'\nmodels: [{{name: slow, base_url: '{model}/v1'}}]");
     let mut server = Running::start(dir.path(), &yaml);
-    let mut stream = begun(&server).await;
+    let mut stream = start_turn(&server).await;
     stream.next().await.unwrap();
     drop(stream);
     server.signal("TERM");
@@ -70,14 +70,14 @@ async fn draining_has_an_end() {
         "store: 'sqlite:t.db'\nlimits: {{drain_timeout: 1s}}\nmodels: [{{name: slow, base_url: '{model}/v1'}}]"
     );
     let mut server = Running::start(dir.path(), &yaml);
-    let mut stream = begun(&server).await;
+    let mut stream = start_turn(&server).await;
     stream.next().await.unwrap();
     let watch = Instant::now();
     server.signal("TERM");
     // The answer would take 200 seconds.
     assert_eq!(server.ended(Duration::from_secs(100)).code(), Some(0));
-    let took = watch.elapsed();
-    assert!(took > Duration::from_millis(900), "{took:?}");
+    let elapsed = watch.elapsed();
+    assert!(elapsed > Duration::from_millis(900), "{elapsed:?}");
     let rest: String = stream.collect().await;
     assert!(!rest.contains("[DONE]"), "a stream that was cut must not look whole");
 }
@@ -88,7 +88,7 @@ async fn a_second_signal_stops_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let yaml = format!("store: 'memory:'\nmodels: [{{name: slow, base_url: '{model}/v1'}}]");
     let mut server = Running::start(dir.path(), &yaml);
-    let mut stream = begun(&server).await;
+    let mut stream = start_turn(&server).await;
     stream.next().await.unwrap();
     server.signal("TERM");
     tokio::time::sleep(Duration::from_millis(300)).await;

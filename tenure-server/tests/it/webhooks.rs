@@ -14,22 +14,22 @@ use tenure_server::transcripts::TranscriptWriter;
 
 /// A webhook receiver: the received requests, and the planned responses.
 #[derive(Default)]
-struct Post {
-    came: Mutex<Vec<(HeaderMap, String)>>,
+struct Receiver {
+    deliveries: Mutex<Vec<(HeaderMap, String)>>,
     /// Statuses of the next responses; 200 when the list is empty. 0 means no response at all.
     plan: Mutex<Vec<u16>>,
 }
 
-impl Post {
+impl Receiver {
     fn bodies(&self) -> Vec<Value> {
-        self.came.lock().unwrap().iter().map(|(_, body)| serde_json::from_str(body).unwrap()).collect()
+        self.deliveries.lock().unwrap().iter().map(|(_, body)| serde_json::from_str(body).unwrap()).collect()
     }
 }
 
-async fn receive(State(post): State<Arc<Post>>, headers: HeaderMap, body: Bytes) -> StatusCode {
-    post.came.lock().unwrap().push((headers, String::from_utf8(body.to_vec()).unwrap()));
+async fn receive(State(receiver_state): State<Arc<Receiver>>, headers: HeaderMap, body: Bytes) -> StatusCode {
+    receiver_state.deliveries.lock().unwrap().push((headers, String::from_utf8(body.to_vec()).unwrap()));
     let next = {
-        let mut plan = post.plan.lock().unwrap();
+        let mut plan = receiver_state.plan.lock().unwrap();
         if plan.is_empty() { 200 } else { plan.remove(0) }
     };
     match next {
@@ -38,9 +38,12 @@ async fn receive(State(post): State<Arc<Post>>, headers: HeaderMap, body: Bytes)
     }
 }
 
-async fn receiver(plan: &[u16]) -> (Arc<Post>, String) {
-    let post = Arc::new(Post { plan: Mutex::new(plan.to_vec()), ..Post::default() });
-    (post.clone(), serve(Router::new().route("/hook", axum::routing::post(receive)).with_state(post)).await + "/hook")
+async fn receiver(plan: &[u16]) -> (Arc<Receiver>, String) {
+    let receiver_state = Arc::new(Receiver { plan: Mutex::new(plan.to_vec()), ..Receiver::default() });
+    (
+        receiver_state.clone(),
+        serve(Router::new().route("/hook", axum::routing::post(receive)).with_state(receiver_state)).await + "/hook",
+    )
 }
 
 /// A store with a movable clock and the given configuration.
@@ -74,8 +77,8 @@ fn start() -> Clock {
 }
 
 #[tokio::test]
-async fn a_failed_hook_is_tried_again_until_it_gets_the_whole_session() {
-    let (post, url) = receiver(&[500]).await;
+async fn a_failed_webhook_is_retried_until_it_receives_the_full_session() {
+    let (receiver_state, url) = receiver(&[500]).await;
     let yaml = format!("store: 'memory:'\nsessions: {{ttl: 1h}}\non_expire: {{webhooks: [{{url: '{url}'}}]}}");
     let (config, clock) = (Config::parse(&yaml).unwrap(), start());
     let tenure = open_node(&config, &clock).await;
@@ -88,7 +91,7 @@ async fn a_failed_hook_is_tried_again_until_it_gets_the_whole_session() {
     assert_eq!(tenure.sweep().await.unwrap().expired.len(), 1);
     clock.advance(SignedDuration::from_mins(2));
     tenure.sweep().await.unwrap();
-    let bodies = post.bodies();
+    let bodies = receiver_state.bodies();
     let [first, second] = &bodies[..] else { panic!("told once too often or not at all: {bodies:?}") };
     assert_eq!((&first["id"], &first["session"]), (&second["id"], &second["session"]), "the same ending, the same id");
     assert_eq!(
@@ -98,7 +101,7 @@ async fn a_failed_hook_is_tried_again_until_it_gets_the_whole_session() {
     let messages = second["session"]["messages"].as_array().unwrap();
     assert_eq!(messages[0]["content"], "what I said");
     assert!(
-        post.came.lock().unwrap()[1].1.contains(r#"{"role":"assistant","content":"well","x":1.50}"#),
+        receiver_state.deliveries.lock().unwrap()[1].1.contains(r#"{"role":"assistant","content":"well","x":1.50}"#),
         "byte for byte"
     );
     // Restored and expired again: a second end, with its own notification.
@@ -106,14 +109,14 @@ async fn a_failed_hook_is_tried_again_until_it_gets_the_whole_session() {
     tenure.restore(&principal, &id).await.unwrap();
     clock.advance(SignedDuration::from_hours(3));
     tenure.sweep().await.unwrap();
-    let bodies = post.bodies();
+    let bodies = receiver_state.bodies();
     assert_eq!(bodies.len(), 3);
     assert_ne!(bodies[2]["id"], bodies[1]["id"]);
 }
 
 #[tokio::test]
-async fn a_hook_that_hangs_does_not_hold_up_others() {
-    let (post, url) = receiver(&[0]).await;
+async fn a_hanging_webhook_does_not_block_others() {
+    let (receiver_state, url) = receiver(&[0]).await;
     let yaml =
         format!("store: 'memory:'\nsessions: {{ttl: 1h}}\non_expire: {{webhooks: [{{url: '{url}', timeout: 1s}}]}}");
     let (config, clock) = (Config::parse(&yaml).unwrap(), start());
@@ -125,12 +128,12 @@ async fn a_hook_that_hangs_does_not_hold_up_others() {
     let report = tenure.sweep().await.unwrap();
     assert_eq!((report.expired.len(), report.failed.len()), (19, 1), "{report:?}");
     assert!(report.failed[0].1.contains("timed out"), "{report:?}");
-    assert_eq!(post.came.lock().unwrap().len(), 20);
+    assert_eq!(receiver_state.deliveries.lock().unwrap().len(), 20);
 }
 
 #[tokio::test]
 async fn an_evicted_session_is_reported_as_evicted() {
-    let (post, url) = receiver(&[]).await;
+    let (receiver_state, url) = receiver(&[]).await;
     let yaml = format!("store: 'memory:'\nsessions: {{max_sessions: 1}}\non_expire: {{webhooks: [{{url: '{url}'}}]}}");
     let (config, clock) = (Config::parse(&yaml).unwrap(), start());
     let tenure = open_node(&config, &clock).await;
@@ -138,15 +141,15 @@ async fn an_evicted_session_is_reported_as_evicted() {
     clock.advance(SignedDuration::from_secs(1));
     append_message(&tenure, "new", "hi").await;
     tenure.sweep().await.unwrap();
-    let bodies = post.bodies();
+    let bodies = receiver_state.bodies();
     assert_eq!((bodies.len(), &bodies[0]["event"]), (1, &json!("session.evicted")));
     assert_eq!(bodies[0]["session"]["session_id"], "old");
 }
 
 /// The process dies during a webhook delivery; the next process delivers it, signed.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restart_still_delivers() {
-    let (post, url) = receiver(&[0]).await;
+async fn a_webhook_is_delivered_after_a_restart() {
+    let (receiver_state, url) = receiver(&[0]).await;
     let dir = tempfile::tempdir().unwrap();
     let open = "store: 'sqlite:t.db'\nsessions: {ttl: 1s}";
     let server = Running::start(dir.path(), open);
@@ -156,10 +159,14 @@ async fn a_restart_still_delivers() {
     let yaml = format!("{open}\non_expire: {{webhooks: [{{url: '{url}', secret_env: HOOK_SECRET}}]}}");
     let env = [("HOOK_SECRET", "a secret")];
     let server = Running::start_with(dir.path(), &yaml, &env);
-    until("the hook is called", Duration::from_secs(20), async || post.came.lock().unwrap().len() == 1).await;
+    until("the hook is called", Duration::from_secs(20), async || receiver_state.deliveries.lock().unwrap().len() == 1)
+        .await;
     server.kill();
     let server = Running::start_with(dir.path(), &yaml, &env);
-    until("the hook is called again", Duration::from_secs(20), async || post.came.lock().unwrap().len() == 2).await;
+    until("the hook is called again", Duration::from_secs(20), async || {
+        receiver_state.deliveries.lock().unwrap().len() == 2
+    })
+    .await;
     until("the session is gone", Duration::from_secs(20), async || {
         server
             .request("GET", "/metrics")
@@ -172,10 +179,10 @@ async fn a_restart_still_delivers() {
             .contains("tenure_sweep_total{what=\"expired\"} 1")
     })
     .await;
-    let bodies = post.bodies();
+    let bodies = receiver_state.bodies();
     assert_eq!(bodies[0]["id"], bodies[1]["id"]);
     assert_eq!(bodies[1]["session"]["messages"][0]["content"], "before the crash");
-    let (headers, body) = post.came.lock().unwrap()[1].clone();
+    let (headers, body) = receiver_state.deliveries.lock().unwrap()[1].clone();
     let key = *blake3::hash(b"a secret").as_bytes();
     let want = format!("blake3={}", blake3::keyed_hash(&key, body.as_bytes()).to_hex());
     assert_eq!(headers["x-tenure-signature"], want);

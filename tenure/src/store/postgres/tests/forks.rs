@@ -11,7 +11,7 @@ fn blob(text: &str) -> Blob {
 }
 
 async fn add_blob(store: &PostgresStore, w: &mut Writer, text: &str) {
-    let mut commit = w.step([say(text)]);
+    let mut commit = w.next_commit([user_message(text)]);
     commit.blobs = vec![blob(text), blob(text)];
     w.commit(store, commit).await.unwrap();
 }
@@ -25,9 +25,9 @@ async fn the_fork_with_the_latest_fork_point_inherits() {
     let Some(db) = Db::new("pool=2").await else { return };
     let store = &db.store;
     let mut root = Writer::create(store, "root").await.unwrap();
-    root.add(store, [say("1"), say("2")]).await.unwrap();
+    root.append(store, [user_message("1"), user_message("2")]).await.unwrap();
     let mut a = Writer::fork(store, "root", &Point::Position(2), "a").await.unwrap();
-    a.add(store, [say("a1"), say("a2"), say("a3")]).await.unwrap();
+    a.append(store, [user_message("a1"), user_message("a2"), user_message("a3")]).await.unwrap();
     let early = Writer::fork(store, "a", &Point::Position(1), "early").await.unwrap();
     let first = Writer::fork(store, "a", &Point::Position(3), "first").await.unwrap();
     let mut last = Writer::fork(store, "a", &Point::Position(4), "last").await.unwrap();
@@ -37,7 +37,7 @@ async fn the_fork_with_the_latest_fork_point_inherits() {
     store.purge(&key("a")).await.unwrap();
     store.purge(&key("a")).await.unwrap();
     assert_eq!(store.head(&key("a")).await.unwrap(), None);
-    assert_eq!(own(store, &key("a")).await, []);
+    assert_eq!(own_records(store, &key("a")).await, []);
     let inheriting = store.head(&key("last")).await.unwrap().unwrap();
     assert_eq!(
         (inheriting.first, inheriting.seq, &inheriting.parent),
@@ -50,7 +50,7 @@ async fn the_fork_with_the_latest_fork_point_inherits() {
     }
 
     // A writer with a stale head does not restore the old lineage.
-    last.add(store, [say("l1")]).await.unwrap();
+    last.append(store, [user_message("l1")]).await.unwrap();
     let inheriting = store.head(&key("last")).await.unwrap().unwrap();
     assert_eq!((inheriting.first, inheriting.seq, &inheriting.parent), (4, 8, &a.head.parent));
     for (name, want) in [("last", "1 2 a1 a2 l1"), ("first", "1 2 a1"), ("early", "1"), ("root", "1 2")] {
@@ -71,7 +71,7 @@ async fn the_fork_with_the_latest_fork_point_inherits() {
     );
     let remaining: i64 = db.rows("SELECT count(*) FROM tenure_record").await[0].get(0);
     assert_eq!(remaining, 3, "no other records remain");
-    db.end().await;
+    db.drop_schema().await;
 }
 
 #[tokio::test]
@@ -80,13 +80,13 @@ async fn a_fork_requires_its_parent() {
     let store = &db.store;
     Writer::create(store, "root").await.unwrap();
     for (session, seq) in [("missing", 1), ("root", 2)] {
-        let parent = Parent { session: key(session).session, seq, mark: Default::default() };
+        let parent = Parent { session: key(session).session, seq, digest: Default::default() };
         let created = SessionCreated { parent: Some(parent), ..SessionCreated::default() };
         let error = Writer::begin(store, "fork", created).await.unwrap_err();
         assert!(matches!(&error, Error::NotFound { session_id } if session_id.as_str() == session), "{error:?}");
     }
     assert_eq!(store.head(&key("fork")).await.unwrap(), None);
-    db.end().await;
+    db.drop_schema().await;
 }
 
 #[tokio::test]
@@ -115,7 +115,7 @@ async fn blobs_are_kept_as_long_as_a_session_references_them() {
     add_blob(store, &mut Writer::create(store, "bad").await.unwrap(), "x").await;
     db.rows("UPDATE tenure_blob SET bytes = 'y'").await;
     assert_eq!(store.blob(&tenant(), &blob("x").id).await.unwrap_err().code(), "corrupt");
-    db.end().await;
+    db.drop_schema().await;
 }
 
 #[tokio::test]
@@ -137,7 +137,7 @@ async fn a_purge_removes_the_items() {
     store.purge(&key("a")).await.unwrap();
     assert_eq!(store.get(&namespace, "k", None).await.unwrap(), None);
     assert_eq!(store.put(&namespace, &item, None).await.unwrap_err().code(), "not_found");
-    db.end().await;
+    db.drop_schema().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -150,15 +150,15 @@ async fn a_purge_concurrent_with_a_fork_leaves_a_complete_fork_or_none() {
         let child = format!("c{round}");
         let fork_name = format!("f{round}");
         let mut w = Writer::create(&store, &name).await.unwrap();
-        w.add(&store, [say("1"), say("2")]).await.unwrap();
+        w.append(&store, [user_message("1"), user_message("2")]).await.unwrap();
         let mut c = Writer::fork(&store, &name, &Point::Position(1), &child).await.unwrap();
         let position = load(&store, &key(&name)).await.locate(&Point::End).unwrap();
-        let parent = Parent { session: key(&name).session, seq: position.seq, mark: position.mark };
+        let parent = Parent { session: key(&name).session, seq: position.seq, digest: position.digest };
         let created = SessionCreated { parent: Some(parent), ..SessionCreated::default() };
         let (purge, fork, commit) = tokio::join!(
             async { store.purge(&key(&name)).await },
             async { Writer::begin(&store, &fork_name, created).await },
-            async { c.add(&store, [say("c")]).await },
+            async { c.append(&store, [user_message("c")]).await },
         );
         purge.unwrap();
         commit.unwrap();
@@ -173,7 +173,7 @@ async fn a_purge_concurrent_with_a_fork_leaves_a_complete_fork_or_none() {
     }
     eprintln!("{forked} of 40 forks came first");
     let store = Arc::into_inner(store).unwrap();
-    Db { store, ..db }.end().await;
+    Db { store, ..db }.drop_schema().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -182,10 +182,10 @@ async fn related_sessions_can_be_purged_concurrently() {
     let store = &db.store;
     for round in 0..20 {
         let name = |n: usize| format!("s{round}-{n}");
-        Writer::create(store, &name(0)).await.unwrap().add(store, [say("0")]).await.unwrap();
+        Writer::create(store, &name(0)).await.unwrap().append(store, [user_message("0")]).await.unwrap();
         for n in 1..5 {
             let mut w = Writer::fork(store, &name(n - 1), &Point::End, &name(n)).await.unwrap();
-            w.add(store, [say(&n.to_string())]).await.unwrap();
+            w.append(store, [user_message(&n.to_string())]).await.unwrap();
         }
         let n0 = key(&name(0));
         let n1 = key(&name(1));
@@ -199,7 +199,7 @@ async fn related_sessions_can_be_purged_concurrently() {
             (5, &store.head(&key(&name(4))).await.unwrap().unwrap().parent)
         );
     }
-    db.end().await;
+    db.drop_schema().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -217,7 +217,7 @@ async fn a_purge_concurrent_with_a_commit_keeps_the_blob_in_use() {
         purge.unwrap();
         assert!(has_blob(store, &text).await, "round {round}");
     }
-    db.end().await;
+    db.drop_schema().await;
 }
 
 #[tokio::test]
@@ -226,9 +226,9 @@ async fn a_purge_waits_for_a_commit_that_begins_to_use_its_blob() {
     let store = &db.store;
     add_blob(store, &mut Writer::create(store, "gone").await.unwrap(), "blob").await;
     // Simulates a concurrent commit to another session whose transaction stays open.
-    let commit_connection = store.link.lease().await.unwrap();
+    let commit_connection = store.connection.acquire().await.unwrap();
     let sql = "BEGIN; INSERT INTO tenure_blob_use SELECT first, tenant, 'stays', blob FROM tenure_blob_use";
-    commit_connection.batch_execute(&store.link.sql(sql)).await.unwrap();
+    commit_connection.batch_execute(&store.connection.qualify_tables(sql)).await.unwrap();
     let purged = key("gone");
     let finish_commit = async {
         let lock_wait_query =
@@ -241,5 +241,5 @@ async fn a_purge_waits_for_a_commit_that_begins_to_use_its_blob() {
     let (purge, ()) = tokio::join!(store.purge(&purged), finish_commit);
     purge.unwrap();
     assert_eq!((store.head(&purged).await.unwrap(), has_blob(store, "blob").await), (None, true));
-    db.end().await;
+    db.drop_schema().await;
 }

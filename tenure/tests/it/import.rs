@@ -23,7 +23,7 @@ fn texts() -> Vec<String> {
     files.map(|f| std::fs::read_to_string(f).unwrap()).collect()
 }
 
-fn wrong(e: &Error) -> String {
+fn describe_error(e: &Error) -> String {
     match e {
         Error::Invalid { param, message } => format!("error at `{param}`: {message}\n"),
         other => format!("error: {other}\n"),
@@ -31,7 +31,7 @@ fn wrong(e: &Error) -> String {
 }
 
 /// A textual description of an imported session.
-fn told(foreign: &ImportedSession) -> String {
+fn describe_session(foreign: &ImportedSession) -> String {
     let mut text = format!("{}\n", foreign.format);
     let info = serde_json::to_value(Export { messages: Vec::new(), ..foreign.export.clone() }).unwrap();
     for (name, value) in info.as_object().unwrap() {
@@ -41,24 +41,25 @@ fn told(foreign: &ImportedSession) -> String {
     }
     foreign.export.messages.iter().for_each(|m| writeln!(text, "  {}", m.as_str()).unwrap());
     foreign
-        .left_out
+        .skipped
         .iter()
-        .for_each(|SkippedPart { place, why }| writeln!(text, "  left out: {place}: {why}").unwrap());
+        .for_each(|SkippedPart { location: place, reason: why }| writeln!(text, "  left out: {place}: {why}").unwrap());
     text
 }
 
 #[test]
-fn fixtures_become_what_is_wanted() {
+fn fixtures_have_the_expected_result() {
     for file in fixtures() {
-        let found = match file.extension().is_some_and(|e| e == "db") {
-            true => read_agents_db(&file),
-            false => read(&std::fs::read_to_string(&file).unwrap(), None),
+        let parsed = if file.extension().is_some_and(|e| e == "db") {
+            read_agents_db(&file)
+        } else {
+            read(&std::fs::read_to_string(&file).unwrap(), None)
         };
-        let got = match found {
-            Err(e) => wrong(&e),
+        let got = match parsed {
+            Err(e) => describe_error(&e),
             Ok(sessions) => {
                 let each = |(i, s): (usize, &Result<ImportedSession>)| {
-                    format!("session {}: {}", i + 1, s.as_ref().map_or_else(wrong, told))
+                    format!("session {}: {}", i + 1, s.as_ref().map_or_else(describe_error, describe_session))
                 };
                 sessions.iter().enumerate().map(each).collect()
             }
@@ -70,7 +71,7 @@ fn fixtures_become_what_is_wanted() {
 
 /// Parsed sessions can be imported and shown to a model.
 #[tokio::test]
-async fn what_was_read_can_be_imported() {
+async fn parsed_sessions_can_be_imported() {
     let tenure = Tenure::open("memory:").await.unwrap();
     let files = texts().into_iter().filter_map(|t| read(&t, None).ok()).flatten();
     for (i, foreign) in files.flatten().enumerate() {
@@ -83,12 +84,12 @@ async fn what_was_read_can_be_imported() {
 }
 
 #[test]
-fn a_hint_decides() {
+fn a_hint_selects_the_format() {
     let text = r#"{"messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "x"}]}]}"#;
     let read = |hint| read(text, hint).unwrap().remove(0).unwrap();
     assert_eq!(read(None).format, ImportFormat::OpenAi);
-    assert_eq!(read(None).left_out, []);
-    assert_eq!(read(Some(ImportFormat::MistralRs)).left_out[0].place, "messages[0].content[0]");
+    assert_eq!(read(None).skipped, []);
+    assert_eq!(read(Some(ImportFormat::MistralRs)).skipped[0].location, "messages[0].content[0]");
     assert_eq!("claude-code".parse::<ImportFormat>().unwrap(), ImportFormat::ClaudeCode);
     assert!("word".parse::<ImportFormat>().unwrap_err().to_string().contains("tenure, openai, mistralrs"));
 }
@@ -104,23 +105,23 @@ fn databases_of_the_agents_sdk() {
     for (name, code) in [("text", "invalid"), ("other.db", "invalid"), ("none.db", "unavailable")] {
         assert_eq!(read_agents_db(path(name)).unwrap_err().code(), code, "{name}");
     }
-    let odd = path("a%20b?c#d.db");
+    let special_path = path("a%20b?c#d.db");
     let db = fixtures().into_iter().find(|f| f.extension().is_some_and(|e| e == "db")).unwrap();
-    std::fs::copy(&db, &odd).unwrap();
-    let writer = rusqlite::Connection::open(&odd).unwrap();
+    std::fs::copy(&db, &special_path).unwrap();
+    let writer = rusqlite::Connection::open(&special_path).unwrap();
     writer.execute_batch("PRAGMA foreign_keys = OFF").unwrap();
     let item = r#"{"role": "user", "content": "newest"}"#;
     let sql = "INSERT INTO agent_messages (session_id, message_data) VALUES ('trip-to-rome', ?1), ('no row', ?1)";
     writer.execute(sql, [item]).unwrap();
-    let sessions = read_agents_db(&odd).unwrap();
+    let sessions = read_agents_db(&special_path).unwrap();
     let last = |i: usize| sessions[i].as_ref().unwrap().export.messages.last().unwrap().text();
     assert_eq!((sessions.len(), last(0), last(3)), (4, "newest".to_owned(), "newest".to_owned()));
     let sql = "CREATE TABLE message_structure (message_id, branch_id);
                INSERT INTO message_structure SELECT max(id), 'b2' FROM agent_messages WHERE session_id = 'trip-to-rome'";
     writer.execute_batch(sql).unwrap();
-    let branched = read_agents_db(&odd).unwrap().remove(0).unwrap();
+    let branched = read_agents_db(&special_path).unwrap().remove(0).unwrap();
     assert_eq!(branched.export.messages.last().unwrap().text(), "The Colosseum.");
-    assert_eq!(branched.left_out.last().unwrap().place, "message_structure");
+    assert_eq!(branched.skipped.last().unwrap().location, "message_structure");
 }
 
 mod properties {
@@ -136,7 +137,7 @@ mod properties {
         Some(ImportFormat::Responses),
     ];
 
-    fn read_every_way(text: &str) {
+    fn read_with_every_hint(text: &str) {
         for hint in HINTS {
             for foreign in read(text, hint).into_iter().flatten().flatten() {
                 to_mistralrs(&foreign.export).unwrap();
@@ -164,18 +165,20 @@ mod properties {
     }
 
     /// Content parts that only our own exports preserve.
-    fn any_odd_part() -> impl Strategy<Value = serde_json::Value> {
-        let odd = [json!({"type": "image"}), json!({"type": "video"}), json!({"type": "own", "Left": {"Right": []}})];
-        prop::sample::select(odd.to_vec())
+    fn any_own_part() -> impl Strategy<Value = serde_json::Value> {
+        let parts = [json!({"type": "image"}), json!({"type": "video"}), json!({"type": "own", "Left": {"Right": []}})];
+        prop::sample::select(parts.to_vec())
     }
 
-    fn any_message(odd: bool) -> impl Strategy<Value = Message> {
-        let part = if odd { prop_oneof![3 => any_part(), 1 => any_odd_part()].boxed() } else { any_part().boxed() };
-        let said = (prop::sample::select(vec!["user", "assistant", "system"]), prop::collection::vec(part, 0..4));
+    fn any_message(with_own_parts: bool) -> impl Strategy<Value = Message> {
+        let part =
+            if with_own_parts { prop_oneof![3 => any_part(), 1 => any_own_part()].boxed() } else { any_part().boxed() };
+        let parts_message =
+            (prop::sample::select(vec!["user", "assistant", "system"]), prop::collection::vec(part, 0..4));
         let message = |v| Message::from_value(&v).unwrap();
         prop_oneof![
             ".{0,20}".prop_map(|t| Message::user(&t)),
-            said.prop_map(move |(role, parts)| message(json!({"role": role, "content": parts}))),
+            parts_message.prop_map(move |(role, parts)| message(json!({"role": role, "content": parts}))),
             ("[a-c]", ".{0,9}").prop_map(move |(id, args)| {
                 let call = json!({"id": id, "type": "function", "function": {"name": "f", "arguments": args}});
                 message(json!({"role": "assistant", "content": null, "tool_calls": [call]}))
@@ -190,17 +193,17 @@ mod properties {
         ]
     }
 
-    fn any_export(odd: bool) -> impl Strategy<Value = Export> {
+    fn any_export(with_own_parts: bool) -> impl Strategy<Value = Export> {
         let words = (prop::option::of("[a-z]{1,9}"), prop::option::of(".{1,9}"), prop::collection::vec(".{0,5}", 0..3));
-        let lists = (prop::collection::vec(any_message(odd), 0..9), prop::collection::vec(0usize..9, 0..3));
-        (words, lists, 0u32..=EXPORT_FORMAT).prop_map(|((id, title, tags), (messages, places), tenure)| {
-            let at = |p: &usize| (*p).min(messages.len());
+        let lists = (prop::collection::vec(any_message(with_own_parts), 0..9), prop::collection::vec(0usize..9, 0..3));
+        (words, lists, 0u32..=EXPORT_FORMAT).prop_map(|((id, title, tags), (messages, positions), tenure)| {
+            let clamped = |p: &usize| (*p).min(messages.len());
             let checkpoint = |p| ExportedCheckpoint {
-                label: CheckpointLabel::new(format!("at {}", at(p))).unwrap(),
-                position: at(p),
-                auto: at(p) % 2 == 0,
+                label: CheckpointLabel::new(format!("at {}", clamped(p))).unwrap(),
+                position: clamped(p),
+                auto: clamped(p) % 2 == 0,
                 created_at: "2026-01-01T00:00:00.000001Z".parse().ok(),
-                state: json!({"n": at(p)}).as_object().unwrap().clone(),
+                state: json!({"n": clamped(p)}).as_object().unwrap().clone(),
             };
             Export {
                 tenure,
@@ -210,8 +213,8 @@ mod properties {
                 title,
                 metadata: tags.iter().map(|t| (t.clone(), json!([t]))).collect(),
                 tags,
-                lead: places.clone(),
-                checkpoints: places.iter().map(checkpoint).collect(),
+                instruction_positions: positions.clone(),
+                checkpoints: positions.iter().map(checkpoint).collect(),
                 messages,
                 ..Export::default()
             }
@@ -223,7 +226,7 @@ mod properties {
 
         /// An export for mistral.rs round-trips byte for byte.
         #[test]
-        fn what_is_written_is_read_again(export in any_export(true)) {
+        fn exports_round_trip(export in any_export(true)) {
             let json = to_mistralrs(&export).unwrap();
             let value: serde_json::Value = serde_json::from_str(json.get()).unwrap();
             for list in ["messages", "images", "videos", "files"] {
@@ -234,43 +237,43 @@ mod properties {
                 let mut read = read(text, None).unwrap();
                 prop_assert_eq!(read.len(), 1);
                 let foreign = read.remove(0).unwrap();
-                prop_assert_eq!(&foreign.left_out, &[]);
+                prop_assert_eq!(&foreign.skipped, &[]);
                 prop_assert_eq!(&foreign.export, &export);
             }
         }
 
         /// Media that are listed and also part of a message are not duplicated.
         #[test]
-        fn media_are_not_doubled(export in any_export(false)) {
+        fn media_are_not_duplicated(export in any_export(false)) {
             let text = to_mistralrs(&export).unwrap();
             let text = text.get().replacen(&format!(r#"{{"tenure":{},"#, export.tenure), "{", 1);
             let foreign = read(&text, None).unwrap().remove(0).unwrap();
             prop_assert_eq!(foreign.format, ImportFormat::MistralRs);
-            prop_assert_eq!(&foreign.left_out, &[]);
+            prop_assert_eq!(&foreign.skipped, &[]);
             prop_assert_eq!(&foreign.export.messages, &export.messages);
         }
 
         #[test]
-        fn no_text_is_too_odd(text in any::<String>(), json in r#"[\[\]{}",:\\ \n0-9a-z]{0,80}"#) {
-            read_every_way(&text);
-            read_every_way(&json);
+        fn arbitrary_text_never_panics(text in any::<String>(), json in r#"[\[\]{}",:\\ \n0-9a-z]{0,80}"#) {
+            read_with_every_hint(&text);
+            read_with_every_hint(&json);
         }
 
         /// Fixtures with a part removed, duplicated or replaced never cause a panic.
         #[test]
-        fn no_damage_is_too_odd(
-            which in any::<prop::sample::Index>(),
-            cuts in prop::collection::vec((any::<prop::sample::Index>(), 0usize..40, any::<prop::sample::Index>()), 1..4),
+        fn damaged_fixtures_never_panic(
+            fixture in any::<prop::sample::Index>(),
+            edits in prop::collection::vec((any::<prop::sample::Index>(), 0usize..40, any::<prop::sample::Index>()), 1..4),
         ) {
-            let new = ["", "null", "{}", "[]", "\"x\"", "-1e999", "{\"Left\":1}", "\\ud800", "}", ",", "\n", "[[", "\u{feff}", "messages", "type"];
+            let replacements = ["", "null", "{}", "[]", "\"x\"", "-1e999", "{\"Left\":1}", "\\ud800", "}", ",", "\n", "[[", "\u{feff}", "messages", "type"];
             let all = texts();
-            let mut text: Vec<char> = which.get(&all).chars().collect();
-            for (from, len, with) in cuts {
+            let mut text: Vec<char> = fixture.get(&all).chars().collect();
+            for (from, len, replacement) in edits {
                 let from = from.index(text.len() + 1);
                 let to = (from + len).min(text.len());
-                text.splice(from..to, with.get(&new).chars());
+                text.splice(from..to, replacement.get(&replacements).chars());
             }
-            read_every_way(&text.iter().collect::<String>());
+            read_with_every_hint(&text.iter().collect::<String>());
         }
     }
 }

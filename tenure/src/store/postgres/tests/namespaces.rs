@@ -45,7 +45,7 @@ async fn items_are_stored_used_and_bounded() {
         assert!(store.remove(namespace, "k1").await.unwrap());
         assert!(!store.remove(namespace, "k1").await.unwrap());
         assert_eq!(store.get(namespace, "k1", Some(at(1))).await.unwrap(), None);
-        db.end().await;
+        db.drop_schema().await;
     }
 }
 
@@ -64,7 +64,7 @@ async fn an_invalid_key_is_rejected() {
     assert_eq!(store.get(namespace, "a\0", Some(at(1))).await.unwrap(), None);
     assert!(!store.remove(namespace, "a\0").await.unwrap());
     assert_eq!(store.put(namespace, &item("n", "a\0b", 0), None).await.unwrap_err().code(), "invalid");
-    db.end().await;
+    db.drop_schema().await;
 }
 
 #[tokio::test]
@@ -73,7 +73,7 @@ async fn a_commit_stores_its_items() {
     let store = &db.store;
     let mut w = Writer::create(store, "a").await.unwrap();
     let stale = w.clone();
-    let mut commit = w.step([say("x")]);
+    let mut commit = w.next_commit([user_message("x")]);
     commit.items =
         [("k", "one"), ("l", "two"), ("k", "three")].map(|(k, t)| ("notes".to_owned(), item(k, t, 1))).into();
     w.commit(store, commit.clone()).await.unwrap();
@@ -85,7 +85,7 @@ async fn a_commit_stores_its_items() {
     commit.items[0].1 = item("late", "late", 1);
     let error = { stale }.commit(store, commit).await.unwrap_err();
     assert_eq!((error.code(), store.items(namespace, None, 9).await.unwrap()), ("conflict", want.into()));
-    db.end().await;
+    db.drop_schema().await;
 }
 
 #[tokio::test]
@@ -111,7 +111,7 @@ async fn search_finds_any_word_best_first() {
         assert_eq!(search_keys(text_without_match).await, [""; 0], "{text_without_match:?}");
     }
     assert_eq!(store.search(namespace, "fox", 1).await.unwrap().len(), 1);
-    db.end().await;
+    db.drop_schema().await;
 }
 
 #[tokio::test]
@@ -132,7 +132,7 @@ async fn expired_and_deleted_items_are_removed() {
     assert_eq!(store.expire(at(3), 3).await.unwrap(), 1);
     assert_eq!(keys(store, tenant_namespace).await, ["k4"]);
     assert_eq!(keys(store, user_namespace).await, ["k"]);
-    store.clear(&tenant(), &user).await.unwrap();
+    store.delete_owner(&tenant(), &user).await.unwrap();
     assert_eq!((keys(store, user_namespace).await.len(), keys(store, tenant_namespace).await.len()), (0, 1));
-    db.end().await;
+    db.drop_schema().await;
 }

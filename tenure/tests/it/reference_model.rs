@@ -19,7 +19,7 @@ struct Model {
 }
 
 impl Model {
-    fn cut(&mut self, position: usize, checkpoints: usize) {
+    fn rewind_to(&mut self, position: usize, checkpoints: usize) {
         let gone = self.messages.split_off(position);
         if !gone.is_empty() {
             self.discarded.push(gone);
@@ -39,14 +39,14 @@ impl Model {
 }
 
 /// A small deterministic random number generator.
-struct Dice(u64);
+struct Random(u64);
 
-impl Dice {
-    fn roll(&mut self, sides: usize) -> usize {
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        (self.0 >> 33) as usize % sides.max(1)
+        (self.0 >> 33) as usize % limit.max(1)
     }
 }
 
@@ -63,20 +63,20 @@ on_every_store! {
     async fn every_store_equals_the_model(home: &mut Home) {
         let seed = seed();
         println!("TENURE_TEST_SEED={seed}");
-        let mut dice = Dice(seed);
+        let mut random = Random(seed);
         let mut model: BTreeMap<String, Model> = BTreeMap::new();
         let principal = ada();
         let steps = if home.url.starts_with("postgres") { 250 } else { 400 };
         for step in 0..steps {
             home.pass(SignedDuration::from_millis(1));
-            let what = take_step(home, &principal, &mut dice, &mut model, step).await;
-            compare(home, &principal, &model).await.unwrap_or_else(|e| panic!("step {step} ({what}), seed {seed}: {e}"));
+            let operation = apply_random_operation(home, &principal, &mut random, &mut model, step).await;
+            compare(home, &principal, &model).await.unwrap_or_else(|e| panic!("step {step} ({operation}), seed {seed}: {e}"));
         }
     }
 }
 
-fn random_messages(dice: &mut Dice, step: usize) -> Vec<Message> {
-    match dice.roll(5) {
+fn random_messages(random: &mut Random, step: usize) -> Vec<Message> {
+    match random.below(5) {
         0 => turn(step),
         1 => vec![Message::user(&format!("only a question {step}"))],
         2 => vec![picture(&format!("picture {step}"), &format!("{}", step % 3)), Message::assistant("seen")],
@@ -85,78 +85,78 @@ fn random_messages(dice: &mut Dice, step: usize) -> Vec<Message> {
     }
 }
 
-async fn take_step(
+async fn apply_random_operation(
     home: &mut Home,
     principal: &Principal,
-    dice: &mut Dice,
+    random: &mut Random,
     model: &mut BTreeMap<String, Model>,
     step: usize,
 ) -> String {
     let names: Vec<String> = model.keys().cloned().collect();
-    if names.is_empty() || (names.len() < 6 && dice.roll(8) == 0) {
+    if names.is_empty() || (names.len() < 6 && random.below(8) == 0) {
         let name = format!("s{step}");
         home.tenure.create(principal, named(&name)).await.unwrap();
         model.insert(name.clone(), Model::default());
         return format!("create {name}");
     }
-    let name = names[dice.roll(names.len())].clone();
+    let name = names[random.below(names.len())].clone();
     let x = id(&name);
     let t = home.tenure.clone();
     let m = model.get_mut(&name).unwrap();
     let live = m.status.is_live();
-    match dice.roll(16) {
+    match random.below(16) {
         0..=4 => {
-            let said = random_messages(dice, step);
-            let done = t.append(principal, &x, said.clone()).await;
+            let messages = random_messages(random, step);
+            let result = t.append(principal, &x, messages.clone()).await;
             if m.status == Status::Active {
-                done.unwrap();
-                m.messages.extend(raw(&said));
-                if said.last().unwrap().role() == Role::Assistant {
+                result.unwrap();
+                m.messages.extend(raw(&messages));
+                if messages.last().unwrap().role() == Role::Assistant {
                     m.checkpoints.push((format!("turn-{}", m.turn_starts().len()), m.messages.len()));
                 }
             } else {
-                assert!(done.is_err());
+                assert!(result.is_err());
             }
             format!("append to {name}")
         }
         5 if live => {
-            let label = format!("cp{}", dice.roll(4));
+            let label = format!("cp{}", random.below(4));
             t.checkpoint(principal, &x, Some(CheckpointLabel::new(&label).unwrap())).await.unwrap();
             m.checkpoints.push((label, m.messages.len()));
             format!("checkpoint {name}")
         }
         6 if live && !m.checkpoints.is_empty() => {
-            let label = m.checkpoints[dice.roll(m.checkpoints.len())].0.clone();
+            let label = m.checkpoints[random.below(m.checkpoints.len())].0.clone();
             t.rewind(principal, &x, &*label).await.unwrap();
             let last = m.checkpoints.iter().rposition(|c| c.0 == label).unwrap();
-            m.cut(m.checkpoints[last].1, last + 1);
+            m.rewind_to(m.checkpoints[last].1, last + 1);
             format!("rewind {name} to {label}")
         }
         7 if live => {
-            let position = dice.roll(m.messages.len() + 1);
+            let position = random.below(m.messages.len() + 1);
             t.rewind(principal, &x, Point::Position(position)).await.unwrap();
-            m.cut(position, m.checkpoints_before(position));
+            m.rewind_to(position, m.checkpoints_before(position));
             format!("rewind {name} to position {position}")
         }
         8 if live => {
             let starts = m.turn_starts();
-            let turns = dice.roll(starts.len() + 1);
+            let turns = random.below(starts.len() + 1);
             t.rewind(principal, &x, Point::Turn(turns)).await.unwrap();
             let position = starts.get(turns).copied().unwrap_or(m.messages.len());
-            m.cut(position, m.checkpoints_before(position));
+            m.rewind_to(position, m.checkpoints_before(position));
             format!("rewind {name} to turn {turns}")
         }
         9 | 10 if live => {
-            let position = dice.roll(m.messages.len() + 1);
-            let end = position == m.messages.len() && dice.roll(2) == 0;
-            let at = if end { Point::End } else { Point::Position(position) };
+            let position = random.below(m.messages.len() + 1);
+            let end = position == m.messages.len() && random.below(2) == 0;
+            let point = if end { Point::End } else { Point::Position(position) };
             let new = format!("f{step}");
-            t.fork(principal, &x, at, Some(id(&new))).await.unwrap();
+            t.fork(principal, &x, point, Some(id(&new))).await.unwrap();
             let mut fork = m.clone();
             (fork.status, fork.discarded) = (Status::Active, Vec::new());
-            let kept = fork.checkpoints_before(position);
+            let checkpoint_count = fork.checkpoints_before(position);
             fork.messages.truncate(position);
-            fork.checkpoints.truncate(kept);
+            fork.checkpoints.truncate(checkpoint_count);
             model.insert(new.clone(), fork);
             format!("fork {name} at {position} as {new}")
         }
@@ -170,7 +170,7 @@ async fn take_step(
         }
         12 => {
             match m.status {
-                Status::Active if dice.roll(2) == 0 => drop(t.pause(principal, &x, None).await.unwrap()),
+                Status::Active if random.below(2) == 0 => drop(t.pause(principal, &x, None).await.unwrap()),
                 Status::Active => drop(t.delete(principal, &x).await.unwrap()),
                 Status::Paused => drop(t.activate(principal, &x).await.unwrap()),
                 _ => drop(t.restore(principal, &x).await.unwrap()),
@@ -184,13 +184,13 @@ async fn take_step(
             format!("purge {name}")
         }
         14 if m.status == Status::Active => {
-            let said = random_messages(dice, step);
-            t.import(principal, &x, Export { messages: said.clone(), ..Export::default() }).await.unwrap();
-            m.cut(0, 0);
-            (m.messages, m.title) = (raw(&said), None);
+            let messages = random_messages(random, step);
+            t.import(principal, &x, Export { messages: messages.clone(), ..Export::default() }).await.unwrap();
+            m.rewind_to(0, 0);
+            (m.messages, m.title) = (raw(&messages), None);
             format!("import into {name}")
         }
-        15 if dice.roll(3) == 0 => {
+        15 if random.below(3) == 0 => {
             drop(t);
             home.reopen().await;
             "reopen".to_owned()
@@ -206,9 +206,10 @@ async fn compare(
 ) -> std::result::Result<(), String> {
     for (name, m) in model {
         let s = home.tenure.load_any(principal, &id(name)).await.map_err(|e| format!("{name}: {e}"))?;
-        let same = |what: &str, ours: String, theirs: String| match ours == theirs {
-            true => Ok(()),
-            false => Err(format!("{name}: {what} differ\n store {ours}\n model {theirs}")),
+        let same = |property: &str, stored: String, expected: String| if stored == expected {
+            Ok(())
+        } else {
+            Err(format!("{name}: {property} differ\n store {stored}\n model {expected}"))
         };
         let checkpoints = labels(&s);
         same("messages", texts(&s).join("\n"), m.messages.join("\n"))?;
@@ -218,21 +219,18 @@ async fn compare(
             format!("{:?} {:?}", s.status, s.info.title),
             format!("{:?} {:?}", m.status, m.title),
         )?;
-        let mut mark = LogDigest::default();
-        s.messages.iter().for_each(|said| mark.advance(&said.message));
-        same("mark", format!("{:?}", s.mark), format!("{mark:?}"))?;
+        let mut digest = LogDigest::default();
+        s.messages.iter().for_each(|message| digest.advance(&message.message));
+        same("mark", format!("{:?}", s.digest), format!("{digest:?}"))?;
         if m.status.is_live() {
-            let tail = home.tenure.tail(principal, &id(name), 5).await.map_err(|e| e.to_string())?;
+            let tail = home.tenure.last_messages(principal, &id(name), 5).await.map_err(|e| e.to_string())?;
             same("tail", format!("{tail:?}"), format!("{:?}", &s.messages[s.messages.len().saturating_sub(5)..]))?;
         }
     }
-    let mut query = SessionQuery::new(OwnerFilter::Everyone, 100);
+    let mut query = SessionQuery::new(OwnerFilter::AllTenants, 100);
     query.status = vec![Status::Active, Status::Paused, Status::Expired, Status::Deleted];
     let page = home.tenure.list(principal, query).await.map_err(|e| e.to_string())?;
     let mut listed: Vec<_> = page.heads.iter().map(|h| h.info.session_id.to_string()).collect();
     listed.sort();
-    match listed.iter().eq(model.keys()) {
-        true => Ok(()),
-        false => Err(format!("list differs: {listed:?}")),
-    }
+    if listed.iter().eq(model.keys()) { Ok(()) } else { Err(format!("list differs: {listed:?}")) }
 }

@@ -61,7 +61,7 @@ fn line(row: &Row) -> String {
     format!("| {} | {} | {} | {:.2} | {promise}{verdict} |", row.label, row.measured, row.baseline, row.ratio)
 }
 
-pub fn who() -> Principal {
+pub fn bench_principal() -> Principal {
     Principal::new("bench", "u3").unwrap()
 }
 
@@ -133,12 +133,12 @@ pub fn ratio(a: Duration, b: Duration) -> f64 {
 pub async fn fill(tenure: &Tenure, session: &SessionId, messages: usize) {
     for from in (0..messages / 4).step_by(1000) {
         let batch: Vec<Message> = (from..(from + 1000).min(messages / 4)).flat_map(turn).collect();
-        tenure.append(&who(), session, plain(batch)).await.unwrap();
+        tenure.append(&bench_principal(), session, plain(batch)).await.unwrap();
     }
 }
 
 pub async fn create(tenure: &Tenure, name: &str) -> SessionId {
-    tenure.create(&who(), NewSession { id: Some(id(name)), ..NewSession::default() }).await.unwrap();
+    tenure.create(&bench_principal(), NewSession { id: Some(id(name)), ..NewSession::default() }).await.unwrap();
     id(name)
 }
 

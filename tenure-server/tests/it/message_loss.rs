@@ -31,7 +31,7 @@ type RoleAndText = (String, String);
 
 /// One sequence of requests.
 struct Scenario {
-    door: Door,
+    api: Door,
     random: Random,
     /// The ids that requests name.
     ids: Vec<String>,
@@ -48,7 +48,7 @@ fn user(text: &str) -> Value {
 
 impl Scenario {
     async fn begin(seed: u64, on_expired: OnExpired) -> Self {
-        let door = Door::set_up("memory:", |config| {
+        let api = Door::set_up("memory:", |config| {
             config.sessions.on_expired = on_expired;
             config.sessions.retention = "never".parse().unwrap();
             config.sessions.max_sessions = if seed.is_multiple_of(3) { 4 } else { 0 };
@@ -56,7 +56,7 @@ impl Scenario {
         .await;
         let ids = ["a", "b", "c"].map(str::to_owned).to_vec();
         let (acknowledged, log) = Default::default();
-        Self { door, random: Random(seed), ids, acknowledged, log, texts: 0 }
+        Self { api, random: Random(seed), ids, acknowledged, log, texts: 0 }
     }
 
     /// A text that was never used before.
@@ -66,7 +66,7 @@ impl Scenario {
     }
 
     async fn send(&mut self, method: &str, path: &str, body: &Value) -> (u16, Value) {
-        let answer = self.door.send(method, path, Some("application/json"), body.to_string()).await;
+        let answer = self.api.send(method, path, Some("application/json"), body.to_string()).await;
         let status = answer.status.as_u16();
         self.log.push(format!("{status} {method} {path} {body}"));
         assert!(status < 500, "{}\n{}", answer.text, self.log.join("\n"));
@@ -182,11 +182,11 @@ impl Scenario {
             }
             16 => {
                 // Some sessions expire on access, some by the sweep.
-                self.door.later(*self.random.pick(&[60, 3600, 8 * 86_400]));
+                self.api.later(*self.random.pick(&[60, 3600, 8 * 86_400]));
                 self.log.push("time passes".to_owned());
             }
             17 => {
-                let report = self.door.app.tenure.sweep().await.unwrap();
+                let report = self.api.app.tenure.sweep().await.unwrap();
                 assert!(report.purged.is_empty());
                 self.log.push("the sweep".to_owned());
             }
@@ -203,11 +203,11 @@ impl Scenario {
         for session in list["data"].as_array().unwrap() {
             let id = session["id"].as_str().unwrap();
             self.send("POST", &format!("/sessions/{id}/restore"), &json!({})).await;
-            let (status, whole) = self.send("GET", &format!("/sessions/{id}?include=discarded"), &json!({})).await;
+            let (status, full) = self.send("GET", &format!("/sessions/{id}?include=discarded"), &json!({})).await;
             assert_eq!(status, 200, "{id}\n{}", self.log.join("\n"));
             let discarded =
-                whole["discarded"].as_array().unwrap().iter().flat_map(|d| d["messages"].as_array().unwrap());
-            for stored in whole["messages"].as_array().unwrap().iter().chain(discarded) {
+                full["discarded"].as_array().unwrap().iter().flat_map(|d| d["messages"].as_array().unwrap());
+            for stored in full["messages"].as_array().unwrap().iter().chain(discarded) {
                 let message = &stored["message"];
                 let text = message["content"].as_str().unwrap_or_default();
                 readable_texts.insert((message["role"].as_str().unwrap().to_owned(), text.to_owned()));

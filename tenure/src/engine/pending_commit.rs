@@ -28,7 +28,7 @@ pub(crate) struct PendingCommit<R> {
     /// Media that the new entries reference.
     pub blobs: Vec<Blob>,
     /// The messages that the commit discards.
-    pub cut: Vec<Message>,
+    pub discarded: Vec<Message>,
     /// The new expiry time of the lease, which is stored in the head and not in the log. `None`
     /// leaves it as it is.
     pub lease: Option<Timestamp>,
@@ -39,7 +39,7 @@ pub(crate) struct PendingCommit<R> {
 impl<R> PendingCommit<R> {
     /// A pending commit of entries only.
     pub fn new(entries: Vec<Entry>, reply: R) -> Self {
-        Self { entries, items: Vec::new(), blobs: Vec::new(), cut: Vec::new(), lease: None, reply }
+        Self { entries, items: Vec::new(), blobs: Vec::new(), discarded: Vec::new(), lease: None, reply }
     }
 
     /// Returns true if there is nothing to commit.

@@ -6,56 +6,56 @@ use axum::Router;
 use std::io::Write;
 use tenure::Tools;
 
-async fn say(home: &Home, text: &str) {
+async fn append_user_message(home: &Home, text: &str) {
     let reply = home.chat(json!({"session_id": "s", "messages": [user(text)]})).await;
     assert_eq!(reply.status, 200, "{}", reply.text);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rewind_brings_the_files_back() {
-    let desk = Desk::new();
-    let home = desk.home(true).await;
-    desk.write("w/.gitignore", "*.tmp\ncache/\n");
-    desk.write("w/a", "a1");
-    desk.write("w/run.sh", "#!");
-    fs::set_permissions(desk.path("w/run.sh"), fs::Permissions::from_mode(0o755)).unwrap();
-    desk.write("w/dir/x", "x1");
-    symlink("a", desk.path("w/link")).unwrap();
+async fn a_rewind_restores_the_files() {
+    let fixture = WorkspaceFixture::new();
+    let home = fixture.home(true).await;
+    fixture.write("w/.gitignore", "*.tmp\ncache/\n");
+    fixture.write("w/a", "a1");
+    fixture.write("w/run.sh", "#!");
+    fs::set_permissions(fixture.path("w/run.sh"), fs::Permissions::from_mode(0o755)).unwrap();
+    fixture.write("w/dir/x", "x1");
+    symlink("a", fixture.path("w/link")).unwrap();
     assert_eq!(send(&home, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "w"}})).await.0, 201);
-    say(&home, "one").await;
-    let first = desk.commits("w", "s")[0];
-    set_traps(&desk.path("w"), &desk.outside().join("ran"));
-    fs::remove_file(desk.path("w/.gitattributes")).unwrap();
-    say(&home, "nothing changed").await;
-    assert_eq!(desk.commits("w", "s"), [first], "no commit without a change");
+    append_user_message(&home, "one").await;
+    let first = fixture.commits("w", "s")[0];
+    set_traps(&fixture.path("w"), &fixture.outside().join("ran"));
+    fs::remove_file(fixture.path("w/.gitattributes")).unwrap();
+    append_user_message(&home, "nothing changed").await;
+    assert_eq!(fixture.commits("w", "s"), [first], "no commit without a change");
     let seq = home.session("s").await.checkpoints[0].seq;
     assert!(
-        desk.message("w", first).starts_with("checkpoint turn-1\n\nTenure-Session: s "),
+        fixture.message("w", first).starts_with("checkpoint turn-1\n\nTenure-Session: s "),
         "{}",
-        desk.message("w", first)
+        fixture.message("w", first)
     );
-    assert!(desk.message("w", first).ends_with(&format!("Tenure-Seq: {seq}\n")));
+    assert!(fixture.message("w", first).ends_with(&format!("Tenure-Seq: {seq}\n")));
 
     // Files are changed, removed, added, and replaced by other kinds.
-    desk.write("w/a", "a2");
-    fs::remove_file(desk.path("w/run.sh")).unwrap();
-    fs::remove_dir_all(desk.path("w/dir")).unwrap();
-    desk.write("w/dir", "a file now");
-    fs::remove_file(desk.path("w/link")).unwrap();
-    desk.write("w/link/deep", "a directory now");
-    desk.write("w/new/n", "n");
-    desk.write("w/keep.tmp", "ignored");
-    desk.write("w/cache/c", "ignored");
-    say(&home, "two").await;
-    assert_eq!(desk.commits("w", "s").len(), 2);
+    fixture.write("w/a", "a2");
+    fs::remove_file(fixture.path("w/run.sh")).unwrap();
+    fs::remove_dir_all(fixture.path("w/dir")).unwrap();
+    fixture.write("w/dir", "a file now");
+    fs::remove_file(fixture.path("w/link")).unwrap();
+    fixture.write("w/link/deep", "a directory now");
+    fixture.write("w/new/n", "n");
+    fixture.write("w/keep.tmp", "ignored");
+    fixture.write("w/cache/c", "ignored");
+    append_user_message(&home, "two").await;
+    assert_eq!(fixture.commits("w", "s").len(), 2);
     let (status, set) = send(&home, "POST", "/sessions/s/checkpoints", json!({"label": "by-hand"})).await;
-    assert_eq!((status, desk.commits("w", "s").len()), (201, 2), "{set}");
-    desk.write("w/a", "a3, which no checkpoint has");
-    desk.write("w/new/too.tmp", "ignored, in a directory that goes");
+    assert_eq!((status, fixture.commits("w", "s").len()), (201, 2), "{set}");
+    fixture.write("w/a", "a3, which no checkpoint has");
+    fixture.write("w/new/too.tmp", "ignored, in a directory that goes");
 
     // An unknown position: nothing changes.
     let (status, _) = send(&home, "POST", "/sessions/s/rewind", json!({"label": "nowhere", "workspace": true})).await;
-    assert_eq!((status, desk.read("w/a").unwrap().as_str()), (404, "a3, which no checkpoint has"));
+    assert_eq!((status, fixture.read("w/a").unwrap().as_str()), (404, "a3, which no checkpoint has"));
     let (status, answer) =
         send(&home, "POST", "/sessions/s/rewind", json!({"label": "turn-1", "workspace": true})).await;
     assert_eq!(
@@ -64,58 +64,58 @@ async fn a_rewind_brings_the_files_back() {
         "{answer}"
     );
     assert_eq!(home.session("s").await.messages.len(), 2);
-    let read = |name: &str| desk.read(&format!("w/{name}"));
+    let read = |name: &str| fixture.read(&format!("w/{name}"));
     assert_eq!((read("a"), read("run.sh"), read("dir/x")), (Some("a1".into()), Some("#!".into()), Some("x1".into())));
-    assert_eq!(fs::metadata(desk.path("w/run.sh")).unwrap().permissions().mode() & 0o111, 0o111);
-    assert_eq!(fs::read_link(desk.path("w/link")).unwrap(), Path::new("a"));
+    assert_eq!(fs::metadata(fixture.path("w/run.sh")).unwrap().permissions().mode() & 0o111, 0o111);
+    assert_eq!(fs::read_link(fixture.path("w/link")).unwrap(), Path::new("a"));
     assert_eq!(
         (read("keep.tmp"), read("cache/c"), read("new/too.tmp")),
         (Some("ignored".into()), Some("ignored".into()), Some("ignored, in a directory that goes".into()))
     );
     assert_eq!(read("new/n"), None);
     let saved: Oid = answer["workspace"]["saved"].as_str().unwrap().parse().unwrap();
-    let lost = desk.files("w", saved);
+    let lost = fixture.files("w", saved);
     assert_eq!(
         (lost["a"].as_str(), lost["link/deep"].as_str()),
         ("a3, which no checkpoint has", "a directory now"),
         "nothing is lost"
     );
-    assert!(!desk.outside().join("ran").exists(), "nothing was run");
+    assert!(!fixture.outside().join("ran").exists(), "nothing was run");
 
     // After the rewind: the files belong to the session's new end, and not to the discarded messages.
-    let commits = desk.commits("w", "s");
+    let commits = fixture.commits("w", "s");
     assert_eq!((commits.len(), commits[1]), (4, saved));
-    say(&home, "other two").await;
-    assert_eq!(desk.commits("w", "s"), commits);
-    desk.write("w/a", "a4");
+    append_user_message(&home, "other two").await;
+    assert_eq!(fixture.commits("w", "s"), commits);
+    fixture.write("w/a", "a4");
     let (status, answer) =
         send(&home, "POST", "/sessions/s/rewind", json!({"label": "turn-2", "workspace": true})).await;
     assert_eq!((status, read("a")), (200, Some("a1".into())), "{answer}");
     // A rewind to the current state: nothing to save, and no commit.
-    let commits = desk.commits("w", "s");
+    let commits = fixture.commits("w", "s");
     let (status, answer) =
         send(&home, "POST", "/sessions/s/rewind", json!({"label": "turn-2", "workspace": true})).await;
     assert_eq!((status, &answer["workspace"]["saved"]), (200, &Value::Null), "{answer}");
-    assert_eq!(desk.commits("w", "s"), commits);
+    assert_eq!(fixture.commits("w", "s"), commits);
     // Deleting the session commits its workspace as well.
-    desk.write("w/a", "a5");
+    fixture.write("w/a", "a5");
     assert_eq!(send(&home, "DELETE", "/sessions/s", json!({})).await.0, 200);
-    let last = desk.commits("w", "s")[0];
-    assert!(desk.message("w", last).starts_with("the session was deleted"));
-    assert_eq!(desk.files("w", last)["a"], "a5");
+    let last = fixture.commits("w", "s")[0];
+    assert!(fixture.message("w", last).starts_with("the session was deleted"));
+    assert_eq!(fixture.files("w", last)["a"], "a5");
 }
 
 /// Erasing a user ends their sessions as deleting each of them does: workspaces are committed, and tools end.
 #[tokio::test(flavor = "multi_thread")]
 async fn erasing_a_user_commits_the_workspaces_and_ends_the_tools() {
-    let desk = Desk::new();
+    let fixture = WorkspaceFixture::new();
     let home = Home::with("memory", false, |c| {
-        c.workspaces.root = desk.root();
+        c.workspaces.root = fixture.root();
         c.assistants = vec![serde_json::from_value(json!({"name": "a", "tools": ["python"]})).unwrap()];
         c.python.helper = env!("CARGO_BIN_EXE_tenure").into();
     });
     let home = home.await.unwrap();
-    desk.write("w/a", "a1");
+    fixture.write("w/a", "a1");
     assert_eq!(send(&home, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "w"}})).await.0, 201);
     assert_eq!(send(&home, "POST", "/sessions", json!({"id": "gone", "metadata": {"workspace": "w"}})).await.0, 201);
     assert_eq!(send(&home, "DELETE", "/sessions/gone", json!({})).await.0, 200);
@@ -126,64 +126,64 @@ async fn erasing_a_user_commits_the_workspaces_and_ends_the_tools() {
     };
     run("x = 1").await;
     assert_eq!(run("x").await, "1");
-    desk.write("w/a", "a2");
+    fixture.write("w/a", "a2");
     let (status, receipt) = send(&home, "DELETE", "/users/default", json!({})).await;
     assert_eq!((status, &receipt["sessions"]), (200, &json!(2)), "{receipt}");
-    assert_eq!(desk.commits("w", "gone").len(), 1, "a session that was deleted before is not committed again");
-    let commits = desk.commits("w", "s");
+    assert_eq!(fixture.commits("w", "gone").len(), 1, "a session that was deleted before is not committed again");
+    let commits = fixture.commits("w", "s");
     assert_eq!(commits.len(), 1);
-    assert!(desk.message("w", commits[0]).starts_with("the session was deleted"));
-    assert_eq!(desk.files("w", commits[0])["a"], "a2");
+    assert!(fixture.message("w", commits[0]).starts_with("the session was deleted"));
+    assert_eq!(fixture.files("w", commits[0])["a"], "a2");
     assert!(run("'x' in globals()").await.ends_with("False"), "its interpreter has ended");
     home.app.tools.close().await;
 }
 
 /// A file that is ignored now, but part of the restored commit, is committed before it is overwritten.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_would_be_written_over_is_put_by_also_if_it_is_ignored() {
-    let desk = Desk::new();
-    let home = desk.home(true).await;
-    desk.write("w/conf/local", "then");
-    desk.write("w/data", "then");
+async fn overwritten_files_are_saved_even_if_ignored() {
+    let fixture = WorkspaceFixture::new();
+    let home = fixture.home(true).await;
+    fixture.write("w/conf/local", "then");
+    fixture.write("w/data", "then");
     send(&home, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "w"}})).await;
-    say(&home, "one").await;
-    desk.write("w/.gitignore", "conf/\ndata\n");
-    say(&home, "two").await;
-    assert_eq!(desk.files("w", desk.commits("w", "s")[0]), files(&[(".gitignore", "conf/\ndata\n")]));
-    desk.write("w/conf/local", "now");
-    desk.write("w/conf/stays", "now");
+    append_user_message(&home, "one").await;
+    fixture.write("w/.gitignore", "conf/\ndata\n");
+    append_user_message(&home, "two").await;
+    assert_eq!(fixture.files("w", fixture.commits("w", "s")[0]), files(&[(".gitignore", "conf/\ndata\n")]));
+    fixture.write("w/conf/local", "now");
+    fixture.write("w/conf/stays", "now");
     let rewind = json!({"label": "turn-1", "workspace": true});
     let (status, answer) = send(&home, "POST", "/sessions/s/rewind", rewind.clone()).await;
     assert_eq!(status, 200, "{answer}");
-    let read = |name: &str| desk.read(&format!("w/{name}"));
+    let read = |name: &str| fixture.read(&format!("w/{name}"));
     assert_eq!(
         (read("conf/local"), read("conf/stays"), read(".gitignore")),
         (Some("then".into()), Some("now".into()), None)
     );
-    let saved = desk.files("w", answer["workspace"]["saved"].as_str().unwrap().parse().unwrap());
+    let saved = fixture.files("w", answer["workspace"]["saved"].as_str().unwrap().parse().unwrap());
     assert_eq!(saved, files(&[(".gitignore", "conf/\ndata\n"), ("conf/local", "now"), ("data", "then")]));
     // An ignored path is where a file must be: it is not removed, and the error says what to do.
-    desk.write("w/.gitignore", "data/\n");
-    fs::remove_file(desk.path("w/data")).unwrap();
-    desk.write("w/data/precious", "ignored");
+    fixture.write("w/.gitignore", "data/\n");
+    fs::remove_file(fixture.path("w/data")).unwrap();
+    fixture.write("w/data/precious", "ignored");
     let (status, answer) = send(&home, "POST", "/sessions/s/rewind", rewind.clone()).await;
     assert_eq!(status, 503, "{answer}");
     let message = answer["error"]["message"].as_str().unwrap();
-    assert!(message.contains("default/w/data") && !message.contains(&desk.root()), "{message}");
+    assert!(message.contains("default/w/data") && !message.contains(&fixture.root()), "{message}");
     assert_eq!(read("data/precious").as_deref(), Some("ignored"));
-    fs::rename(desk.path("w/data"), desk.path("aside")).unwrap();
+    fs::rename(fixture.path("w/data"), fixture.path("aside")).unwrap();
     let (status, answer) = send(&home, "POST", "/sessions/s/rewind", rewind).await;
     assert_eq!((status, read("data").as_deref()), (200, Some("then")), "{answer}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_commit_nothing_is_changed() {
-    let desk = Desk::new();
-    let home = desk.home(false).await;
-    desk.write("w/a", "1");
+    let fixture = WorkspaceFixture::new();
+    let home = fixture.home(false).await;
+    fixture.write("w/a", "1");
     send(&home, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "w"}})).await;
-    say(&home, "one").await;
-    say(&home, "two").await;
+    append_user_message(&home, "one").await;
+    append_user_message(&home, "two").await;
     let seq = home.session("s").await.seq;
     let rewind = |more: Value| {
         let mut body = json!({"label": "turn-1", "workspace": true});
@@ -193,16 +193,16 @@ async fn without_a_commit_nothing_is_changed() {
     let (status, answer) = send(&home, "POST", "/sessions/s/rewind", rewind(json!({}))).await;
     assert_eq!((status, &answer["error"]["code"]), (409, &json!("workspace_not_kept")), "{answer}");
     assert_eq!(
-        (home.session("s").await.seq, desk.path("w/.git").exists()),
+        (home.session("s").await.seq, fixture.path("w/.git").exists()),
         (seq, false),
         "neither session nor workspace"
     );
     // Commits of an earlier session with the same id do not count.
     assert_eq!(send(&home, "DELETE", "/sessions/s?purge=true", json!({})).await.0, 200);
-    assert_eq!(desk.commits("w", "s").len(), 1);
+    assert_eq!(fixture.commits("w", "s").len(), 1);
     send(&home, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "w"}})).await;
     for text in ["one", "two", "three", "four"] {
-        say(&home, text).await;
+        append_user_message(&home, text).await;
     }
     let (status, answer) = send(&home, "POST", "/sessions/s/rewind", rewind(json!({"label": "turn-4"}))).await;
     assert_eq!((status, &answer["error"]["code"]), (409, &json!("workspace_not_kept")), "{answer}");
@@ -221,30 +221,30 @@ async fn without_a_commit_nothing_is_changed() {
 
 /// Over a limit, a rewind is refused before anything is changed.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rewind_that_could_not_put_by_what_is_there_is_refused() {
-    let desk = Desk::new();
+async fn a_rewind_that_can_not_save_current_files_is_refused() {
+    let fixture = WorkspaceFixture::new();
     let home = Home::with("memory", false, |c| {
-        (c.workspaces.root, c.workspaces.checkpoints, c.workspaces.max_files) = (desk.root(), true, 2);
+        (c.workspaces.root, c.workspaces.checkpoints, c.workspaces.max_files) = (fixture.root(), true, 2);
     });
     let home = home.await.unwrap();
-    desk.write("w/a", "1");
+    fixture.write("w/a", "1");
     send(&home, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "w"}})).await;
-    say(&home, "one").await;
-    ["b", "c"].iter().for_each(|name| desk.write(&format!("w/{name}"), "2"));
-    say(&home, "a checkpoint that can not be committed harms no turn").await;
+    append_user_message(&home, "one").await;
+    ["b", "c"].iter().for_each(|name| fixture.write(&format!("w/{name}"), "2"));
+    append_user_message(&home, "a checkpoint that can not be committed harms no turn").await;
     let seq = home.session("s").await.seq;
     let (status, answer) =
         send(&home, "POST", "/sessions/s/rewind", json!({"label": "turn-1", "workspace": true})).await;
     assert_eq!((status, &answer["error"]["param"]), (413, &json!("max_files")), "{answer}");
-    assert_eq!((home.session("s").await.seq, desk.read("w/b").as_deref()), (seq, Some("2")));
+    assert_eq!((home.session("s").await.seq, fixture.read("w/b").as_deref()), (seq, Some("2")));
 }
 
 /// During a run: each tool call has a checkpoint, with the files as they were then.
 #[tokio::test(flavor = "multi_thread")]
-async fn every_step_of_a_run_can_be_gone_back_to() {
-    let desk = Desk::new();
-    desk.write("w/n", "0");
-    let file = desk.path("w/n");
+async fn every_step_of_a_run_can_be_restored() {
+    let fixture = WorkspaceFixture::new();
+    fixture.write("w/n", "0");
+    let file = fixture.path("w/n");
     let count = move || {
         let file = file.clone();
         async move {
@@ -255,7 +255,7 @@ async fn every_step_of_a_run_can_be_gone_back_to() {
     };
     let url = serve(Router::new().route("/count", axum::routing::post(count))).await + "/count";
     let home = Home::with("memory", false, |c| {
-        (c.workspaces.root, c.workspaces.checkpoints) = (desk.root(), true);
+        (c.workspaces.root, c.workspaces.checkpoints) = (fixture.root(), true);
         let tool = json!({"http": {"name": "count", "description": "counts", "url": url}});
         c.assistants =
             vec![serde_json::from_value(json!({"name": "counter", "model": "default", "tools": [tool]})).unwrap()];
@@ -269,48 +269,51 @@ async fn every_step_of_a_run_can_be_gone_back_to() {
     home.model.then(Act::Say("counted"));
     let (status, run) = send(&home, "POST", "/sessions/s/runs", json!({"input": "count to three"})).await;
     assert_eq!((status, &run["status"]), (200, &json!("completed")), "{run}");
-    assert_eq!(desk.read("w/n").as_deref(), Some("3"));
+    assert_eq!(fixture.read("w/n").as_deref(), Some("3"));
     let checkpoints = home.session("s").await.checkpoints;
     assert_eq!(checkpoints.len(), 4, "{checkpoints:?}");
     for (checkpoint, want) in checkpoints.iter().zip(["1", "2", "3", "3"]).rev() {
         let body = json!({"label": checkpoint.label, "workspace": true});
         let (status, answer) = send(&home, "POST", "/sessions/s/rewind", body).await;
-        assert_eq!((status, desk.read("w/n").as_deref()), (200, Some(want)), "{answer}");
+        assert_eq!((status, fixture.read("w/n").as_deref()), (200, Some(want)), "{answer}");
     }
 }
 
 /// The command line on a store: the same hooks, and `--workspace`.
 #[test]
-fn the_command_line_brings_files_back() {
-    let desk = Desk::new();
+fn the_command_line_restores_files() {
+    let fixture = WorkspaceFixture::new();
     let tenure = |args: &[&str], input: &str| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tenure"));
         for name in ["TENURE_SERVER", "TENURE_KEY", "TENURE_STORE", "TENURE_CONFIG"] {
             command.env_remove(name);
         }
-        command.args(args).current_dir(desk.dir.path()).stdin(std::process::Stdio::piped());
+        command.args(args).current_dir(fixture.dir.path()).stdin(std::process::Stdio::piped());
         let mut child =
             command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
-        let done = child.wait_with_output().unwrap();
+        let output = child.wait_with_output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
-        (done.status.success(), text(done.stdout), text(done.stderr))
+        (output.status.success(), text(output.stdout), text(output.stderr))
     };
-    fs::write(desk.dir.path().join("tenure.yaml"), "store: sqlite:t.db\nworkspaces: {root: root, checkpoints: true}\n")
+    fs::write(fixture.dir.path().join("tenure.yaml"), "store: sqlite:t.db\nworkspaces: {root, checkpoints: true}\n")
         .unwrap();
-    desk.write("w/a", "1");
+    fixture.write("w/a", "1");
     let session = json!({"tenure": 1, "session_id": "one", "messages": [], "metadata": {"workspace": "w"}});
-    fs::write(desk.dir.path().join("one.json"), session.to_string()).unwrap();
-    let ran = tenure(&["sessions", "import", "one.json"], "");
-    assert!(ran.0, "{ran:?}");
+    fs::write(fixture.dir.path().join("one.json"), session.to_string()).unwrap();
+    let imported = tenure(&["sessions", "import", "one.json"], "");
+    assert!(imported.0, "{imported:?}");
     assert!(tenure(&["chat", "one"], "first\n").0);
-    desk.write("w/a", "2");
+    fixture.write("w/a", "2");
     assert!(tenure(&["chat", "one"], "second\n").0);
-    assert_eq!(desk.commits("w", "one").len(), 2);
-    let ran = tenure(&["sessions", "rewind", "one", "turn-1", "--workspace"], "");
-    let first = desk.commits("w", "one").pop().unwrap().to_string();
-    assert!(ran.0 && ran.1.contains(&format!("its workspace is as in commit {}", &first[..12])), "{ran:?}");
-    assert_eq!(desk.read("w/a").as_deref(), Some("1"));
-    let ran = tenure(&["sessions", "rewind", "one", "0", "--workspace"], "");
-    assert!(!ran.0 && ran.2.contains("was not committed at position 0"), "{ran:?}");
+    assert_eq!(fixture.commits("w", "one").len(), 2);
+    let imported = tenure(&["sessions", "rewind", "one", "turn-1", "--workspace"], "");
+    let first = fixture.commits("w", "one").pop().unwrap().to_string();
+    assert!(
+        imported.0 && imported.1.contains(&format!("its workspace is as in commit {}", &first[..12])),
+        "{imported:?}"
+    );
+    assert_eq!(fixture.read("w/a").as_deref(), Some("1"));
+    let imported = tenure(&["sessions", "rewind", "one", "0", "--workspace"], "");
+    assert!(!imported.0 && imported.2.contains("was not committed at position 0"), "{imported:?}");
 }

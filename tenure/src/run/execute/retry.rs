@@ -5,7 +5,7 @@
 //! meantime, the log shows it, and they are dropped.
 
 use crate::engine::cache::CacheState;
-use crate::engine::draft::{Depth, PendingCommit};
+use crate::engine::pending_commit::{Depth, PendingCommit};
 use crate::store::query::RecordRange;
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, Record};
@@ -33,7 +33,7 @@ impl Backoff {
 
     /// Returns the result of an idempotent step. `None` means that the store was unavailable, and
     /// that the backoff delay has elapsed.
-    pub async fn unless_away<T>(&mut self, result: Result<T>) -> Option<Result<T>> {
+    pub async fn unless_unavailable<T>(&mut self, result: Result<T>) -> Option<Result<T>> {
         match result {
             Err(Error::Unavailable { .. }) => {
                 self.next().await;
@@ -56,7 +56,7 @@ impl Tenure {
     /// Commits like [`Tenure::write`], but retries while the store is unavailable. Before each
     /// retry it checks whether the previous commit was persisted after all, so nothing is written
     /// twice.
-    pub(super) async fn write_insisting<R: Clone>(
+    pub(super) async fn write_with_retries<R: Clone>(
         &self,
         principal: &Principal,
         id: &SessionId,
@@ -75,7 +75,7 @@ impl Tenure {
                 Ok(pending)
             });
             match written.await {
-                Err(Error::Unavailable { why }) => {
+                Err(Error::Unavailable { reason: why }) => {
                     tracing::warn!(session_id = %id, error = why, "store unavailable; retrying the commit of a run's results");
                 }
                 written => return written,
@@ -84,13 +84,13 @@ impl Tenure {
             let Some(unknown) = unknown else { continue };
             let committed = loop {
                 if let Some(committed) =
-                    backoff.unless_away(self.was_committed(&principal.key(id), &unknown).await).await
+                    backoff.unless_unavailable(self.was_committed(&principal.key(id), &unknown).await).await
                 {
                     break committed?;
                 }
             };
             if committed {
-                self.engine.forget(&principal.key(id));
+                self.engine.evict(&principal.key(id));
                 return Ok(unknown.reply);
             }
         }

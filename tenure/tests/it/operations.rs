@@ -9,34 +9,34 @@ use tenure::*;
 on_every_store! {
     /// The cached rendering is always that of the current session, whichever node changed it
     /// (D-013).
-    async fn a_text_is_kept_until_something_changes(home: &mut Home) {
-        let (here, there) = (home.tenure.clone(), Tenure::on(home.tenure.store().clone(), Options { clock: home.clock.clone(), ..Options::default() }));
+    async fn a_rendering_is_cached_until_the_session_changes(home: &mut Home) {
+        let (first_node, second_node) = (home.tenure.clone(), Tenure::with_store(home.tenure.store().clone(), Options { clock: home.clock.clone(), ..Options::default() }));
         let (principal, s) = (ada(), id("s"));
-        here.create(&principal, named("s")).await.unwrap();
-        let made = std::sync::atomic::AtomicUsize::new(0);
+        first_node.create(&principal, named("s")).await.unwrap();
+        let renders = std::sync::atomic::AtomicUsize::new(0);
         let make = |s: &Session| {
-            made.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-            let said: Vec<_> = s.messages.iter().map(|m| m.message.text()).collect();
-            format!("{} {:?} {said:?}", s.status.as_str(), s.info.title)
+            renders.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            let texts: Vec<_> = s.messages.iter().map(|m| m.message.text()).collect();
+            format!("{} {:?} {texts:?}", s.status.as_str(), s.info.title)
         };
-        let one = |text: &str| Append { messages: vec![Message::user(text)], ..Append::default() };
+        let append_of = |text: &str| Append { messages: vec![Message::user(text)], ..Append::default() };
         let mut seen = Vec::new();
         for step in 0..6 {
             match step {
                 0 => {}
-                1 => drop(here.append(&principal, &s, one("one")).await.unwrap()),
-                2 => drop(there.append(&principal, &s, one("two")).await.unwrap()),
-                3 => drop(here.update(&principal, &s, SessionPatch { title: Patch::Set("new".to_owned()), ..SessionPatch::default() }).await.unwrap()),
-                4 => drop(there.rewind(&principal, &s, Point::Position(1)).await.unwrap()),
-                _ => drop(here.pause(&principal, &s, None).await.unwrap()),
+                1 => drop(first_node.append(&principal, &s, append_of("one")).await.unwrap()),
+                2 => drop(second_node.append(&principal, &s, append_of("two")).await.unwrap()),
+                3 => drop(first_node.update(&principal, &s, SessionPatch { title: Patch::Set("new".to_owned()), ..SessionPatch::default() }).await.unwrap()),
+                4 => drop(second_node.rewind(&principal, &s, Point::Position(1)).await.unwrap()),
+                _ => drop(first_node.pause(&principal, &s, None).await.unwrap()),
             }
-            let before = made.load(std::sync::atomic::Ordering::SeqCst);
+            let before = renders.load(std::sync::atomic::Ordering::SeqCst);
             for _ in 0..3 {
-                let (seq, text) = here.text(&principal, &s, make).await.unwrap();
-                assert_eq!(seq, there.head(&principal, &s).await.unwrap().seq);
+                let (seq, text) = first_node.render_cached(&principal, &s, make).await.unwrap();
+                assert_eq!(seq, second_node.head(&principal, &s).await.unwrap().seq);
                 seen.push(text.to_string());
             }
-            assert_eq!(made.load(std::sync::atomic::Ordering::SeqCst) - before, 1, "step {step}");
+            assert_eq!(renders.load(std::sync::atomic::Ordering::SeqCst) - before, 1, "step {step}");
         }
         seen.dedup();
         let want = [
@@ -52,26 +52,26 @@ on_every_store! {
 
     /// Messages round-trip byte for byte, also after a restart: tool turns, images, unusual
     /// formatting.
-    async fn a_session_is_found_again(home: &mut Home) {
+    async fn messages_round_trip(home: &mut Home) {
         let t = &home.tenure;
         let new = NewSession { title: Some("Bern".into()), tags: vec!["a".into()], model: Some("m".into()), ..named("s1") };
         t.create(&ada(), new).await.unwrap();
-        let odd = Message::parse(r#"{ "role":"user" , "content":"\u0000 é", "x":1.10,"b":12345678901234567890 }"#).unwrap();
-        let said = [turn(1), vec![picture("what?", "A"), odd, Message::assistant("a cat")]].concat();
-        let done = t.append(&ada(), &id("s1"), said[..4].to_vec()).await.unwrap();
-        assert_eq!((done.position, done.messages), (0, 4));
-        let done = t.append(&ada(), &id("s1"), said[4..].to_vec()).await.unwrap();
-        assert_eq!((done.position, done.messages), (4, 7));
+        let unusual = Message::parse(r#"{ "role":"user" , "content":"\u0000 é", "x":1.10,"b":12345678901234567890 }"#).unwrap();
+        let messages = [turn(1), vec![picture("what?", "A"), unusual, Message::assistant("a cat")]].concat();
+        let appended = t.append(&ada(), &id("s1"), messages[..4].to_vec()).await.unwrap();
+        assert_eq!((appended.position, appended.messages), (0, 4));
+        let appended = t.append(&ada(), &id("s1"), messages[4..].to_vec()).await.unwrap();
+        assert_eq!((appended.position, appended.messages), (4, 7));
         let before = t.load(&ada(), &id("s1")).await.unwrap();
-        assert_eq!(texts(&before), raw(&said));
+        assert_eq!(texts(&before), raw(&messages));
         assert_eq!(labels(&before), [("turn-1".into(), 4), ("turn-2".into(), 7)]);
-        assert_eq!(before.messages_json(), format!("[{}]", raw(&said).join(",")));
+        assert_eq!(before.messages_json(), format!("[{}]", raw(&messages).join(",")));
         assert_eq!(t.messages_json(&ada(), &id("s1")).await.unwrap(), before.messages_json());
         home.reopen().await;
         let after = home.tenure.load(&ada(), &id("s1")).await.unwrap();
         assert_eq!(after, before);
         assert_eq!(after.info.title.as_deref(), Some("Bern"));
-        let tail = home.tenure.tail(&ada(), &id("s1"), 3).await.unwrap();
+        let tail = home.tenure.last_messages(&ada(), &id("s1"), 3).await.unwrap();
         assert_eq!(tail, after.messages[4..]);
     }
 
@@ -127,7 +127,7 @@ on_every_store! {
         }
         assert_eq!(t.pause(&principal, &x, None).await.unwrap_err().code(), "gone");
         assert_eq!(t.activate(&principal, &x).await.unwrap_err().code(), "gone");
-        assert!(t.list(&principal, SessionQuery::new(OwnerFilter::Everyone, 10)).await.unwrap().heads.is_empty());
+        assert!(t.list(&principal, SessionQuery::new(OwnerFilter::AllTenants, 10)).await.unwrap().heads.is_empty());
         assert_eq!(t.restore(&principal, &x).await.unwrap().status, Status::Active);
         assert_eq!(t.load(&principal, &x).await.unwrap().messages.len(), 8);
         assert!(t.purge(&principal, &x).await.unwrap());
@@ -152,27 +152,27 @@ on_every_store! {
         t.append(&ada(), &id("s2"), turn(1)).await.unwrap();
         t.delete(&ada(), &id("s4")).await.unwrap();
         let ids = |page: &SessionPage| page.heads.iter().map(|h| h.info.session_id.to_string()).collect::<Vec<_>>();
-        let mut query = SessionQuery::new(OwnerFilter::Everyone, 4);
+        let mut query = SessionQuery::new(OwnerFilter::AllTenants, 4);
         let first = t.list(&ada(), query.clone()).await.unwrap();
         assert_eq!(ids(&first), ["s2", "s6", "s5", "s3"]);
         query.cursor = first.next;
         let second = t.list(&ada(), query).await.unwrap();
         assert_eq!((ids(&second), second.next), (vec!["s1".into(), "s0".into()], None));
-        let with = |change: fn(&mut SessionQuery)| {
-            let mut query = SessionQuery::new(OwnerFilter::Everyone, 10);
+        let with_filter = |change: fn(&mut SessionQuery)| {
+            let mut query = SessionQuery::new(OwnerFilter::AllTenants, 10);
             change(&mut query);
             query
         };
-        assert_eq!(ids(&t.list(&ada(), with(|q| q.tags = vec!["t1".into()])).await.unwrap()), ["s5", "s3", "s1"]);
-        assert_eq!(ids(&t.list(&ada(), with(|q| q.title = Some("STRASSE".into()))).await.unwrap()), Vec::<String>::new());
-        assert_eq!(ids(&t.list(&ada(), with(|q| q.title = Some("straße 3".into()))).await.unwrap()), ["s3"]);
-        assert_eq!(ids(&t.list(&ada(), with(|q| q.status = vec![Status::Deleted])).await.unwrap()), ["s4"]);
-        assert_eq!(ids(&t.list(&ada(), with(|q| q.offset = 5)).await.unwrap()), ["s0"]);
-        assert_eq!(t.list(&admin(), SessionQuery::new(OwnerFilter::Everyone, 100)).await.unwrap().heads.len(), 7);
+        assert_eq!(ids(&t.list(&ada(), with_filter(|q| q.tags = vec!["t1".into()])).await.unwrap()), ["s5", "s3", "s1"]);
+        assert_eq!(ids(&t.list(&ada(), with_filter(|q| q.title = Some("STRASSE".into()))).await.unwrap()), Vec::<String>::new());
+        assert_eq!(ids(&t.list(&ada(), with_filter(|q| q.title = Some("straße 3".into()))).await.unwrap()), ["s3"]);
+        assert_eq!(ids(&t.list(&ada(), with_filter(|q| q.status = vec![Status::Deleted])).await.unwrap()), ["s4"]);
+        assert_eq!(ids(&t.list(&ada(), with_filter(|q| q.offset = 5)).await.unwrap()), ["s0"]);
+        assert_eq!(t.list(&admin(), SessionQuery::new(OwnerFilter::AllTenants, 100)).await.unwrap().heads.len(), 7);
         let of_bob = SessionQuery::new(OwnerFilter::User(bob.tenant.clone(), bob.user.clone()), 100);
         assert_eq!(ids(&t.list(&admin(), of_bob.clone()).await.unwrap()), ["b"]);
         assert_eq!(t.list(&ada(), of_bob).await.unwrap().heads.len(), 6, "a user only ever lists their own");
-        assert_eq!(t.list(&ada(), SessionQuery::new(OwnerFilter::Everyone, 101)).await.unwrap_err().code(), "too_large");
+        assert_eq!(t.list(&ada(), SessionQuery::new(OwnerFilter::AllTenants, 101)).await.unwrap_err().code(), "too_large");
     }
 
     /// Checkpoints are addressed by label, position and turn; discarded messages stay readable.
@@ -181,8 +181,8 @@ on_every_store! {
         let (principal, x) = (ada(), id("x"));
         t.create(&principal, named("x")).await.unwrap();
         t.append(&principal, &x, turn(1)).await.unwrap();
-        let made = t.checkpoint(&principal, &x, Some(CheckpointLabel::new("before").unwrap())).await.unwrap();
-        assert_eq!((made.position, made.auto), (4, false));
+        let checkpoint = t.checkpoint(&principal, &x, Some(CheckpointLabel::new("before").unwrap())).await.unwrap();
+        assert_eq!((checkpoint.position, checkpoint.auto), (4, false));
         assert!(t.checkpoint(&principal, &x, None).await.unwrap().auto);
         t.append(&principal, &x, turn(2)).await.unwrap();
         t.append(&principal, &x, turn(3)).await.unwrap();
@@ -201,15 +201,15 @@ on_every_store! {
         let t = &home.tenure;
         let s = t.load(&principal, &x).await.unwrap();
         assert_eq!(texts(&s), raw(&[turn(1), turn(4)[..2].to_vec()].concat()));
-        assert_eq!(t.tail(&principal, &x, 3).await.unwrap(), s.messages[3..]);
+        assert_eq!(t.last_messages(&principal, &x, 3).await.unwrap(), s.messages[3..]);
         for bad in [Point::Position(7), Point::Turn(9), Point::from("nope"), Point::Seq(999)] {
             let error = t.rewind(&principal, &x, bad).await.unwrap_err();
             assert_eq!(error.code(), "no_such_point", "{error}");
         }
         assert_eq!(t.rewind(&principal, &x, Point::End).await.unwrap().discarded, 0);
         assert_eq!(t.rewind(&principal, &x, Point::Position(0)).await.unwrap().position, 0);
-        assert_eq!(t.load(&principal, &x).await.unwrap().mark, LogDigest::default());
-        let resumed = t.resume(&principal, &x, Point::End).await.unwrap();
+        assert_eq!(t.load(&principal, &x).await.unwrap().digest, LogDigest::default());
+        let resumed = t.rewind_and_load(&principal, &x, Point::End).await.unwrap();
         assert!(resumed.messages.is_empty());
     }
 
@@ -250,7 +250,7 @@ on_every_store! {
                 }
                 let s = s.unwrap();
                 assert_eq!(&texts(&s), texts_wanted, "{name}, round {round}");
-                let tail = home.tenure.tail(&principal, &id(name), 100).await.unwrap();
+                let tail = home.tenure.last_messages(&principal, &id(name), 100).await.unwrap();
                 assert_eq!(tail, s.messages, "{name}, round {round}");
             }
             match round {
@@ -264,7 +264,7 @@ on_every_store! {
             home.tenure.append(&principal, &id(name), turn(20)).await.unwrap();
             assert!(home.tenure.purge(&principal, &id(name)).await.unwrap());
         }
-        assert!(home.tenure.list(&principal, SessionQuery::new(OwnerFilter::Everyone, 9)).await.unwrap().heads.is_empty());
+        assert!(home.tenure.list(&principal, SessionQuery::new(OwnerFilter::AllTenants, 9)).await.unwrap().heads.is_empty());
         assert_eq!(home.tenure.fork(&principal, &p, Point::End, None).await.unwrap_err().code(), "not_found");
     }
 
@@ -283,7 +283,7 @@ on_every_store! {
         }
         t.rewind(&principal, &id("f"), Point::Position(6)).await.unwrap();
         assert_eq!(texts(&t.load(&principal, &id("f")).await.unwrap()), raw(&[turn(1), turn(2)[..2].to_vec()].concat()));
-        assert_eq!(t.tail(&principal, &id("f"), usize::MAX).await.unwrap().len(), 6);
+        assert_eq!(t.last_messages(&principal, &id("f"), usize::MAX).await.unwrap().len(), 6);
         // Saving a loaded session fails if it was paused in the meantime.
         let mut s = t.load(&principal, &id("f")).await.unwrap();
         t.pause(&principal, &id("f"), None).await.unwrap();
@@ -295,7 +295,7 @@ on_every_store! {
     }
 
     /// Loading, editing and saving a session: a stale save fails and changes nothing.
-    async fn a_session_in_hand(home: &mut Home) {
+    async fn a_loaded_session_is_edited_and_saved(home: &mut Home) {
         let t = &home.tenure;
         let (principal, x) = (ada(), id("x"));
         t.create(&principal, named("x")).await.unwrap();
@@ -331,15 +331,15 @@ on_every_store! {
         assert_eq!(list_checkpoints(t, &principal, &x).await.unwrap().len(), 2);
         let resumed = resume_session(t, &principal, &x, "turn-1").await.unwrap();
         assert_eq!(resumed.messages.len(), 4);
-        let made = make_checkpoints(&resumed.messages);
-        let made: Vec<_> = made.iter().map(|c| (c.label.as_str(), c.position, c.auto)).collect();
-        assert_eq!(made, [("turn-1.1", 3, true), ("turn-1", 4, true)]);
+        let checkpoints = make_checkpoints(&resumed.messages);
+        let checkpoints: Vec<_> = checkpoints.iter().map(|c| (c.label.as_str(), c.position, c.auto)).collect();
+        assert_eq!(checkpoints, [("turn-1.1", 3, true), ("turn-1", 4, true)]);
         if let (Some(dir), true) = (&home.dir, home.url.starts_with("jsonl:")) {
             let file = dir.path().join("sessions/acme/x.discarded.jsonl");
             let discarded = read_transcript(file).unwrap();
             assert!(discarded.problems.is_empty());
-            let cut = [picture("see", "Q"), Message::assistant("meanwhile"), Message::user("more")];
-            assert_eq!(raw(&discarded.messages), raw(&cut));
+            let messages = [picture("see", "Q"), Message::assistant("meanwhile"), Message::user("more")];
+            assert_eq!(raw(&discarded.messages), raw(&messages));
         }
     }
 
@@ -365,7 +365,7 @@ on_every_store! {
             assert_eq!(texts(&after), texts(&before), "{target}");
             assert_eq!(labels(&after), labels(&before), "{target}");
             assert_eq!((&after.info.title, &after.info.metadata), (&before.info.title, &before.info.metadata), "{target}");
-            assert_eq!(after.mark, before.mark);
+            assert_eq!(after.digest, before.digest);
         }
         assert_eq!(t.discarded(&principal, &x).await.unwrap().len(), 1);
         t.delete(&principal, &id("y")).await.unwrap();
@@ -402,8 +402,8 @@ on_every_store! {
         home.pass(SignedDuration::from_secs(1));
         // The use may be recorded asynchronously.
         for _ in 0..50 {
-            let shelf = tenure::store::Namespace { tenant: principal.tenant.clone(), owner: tenure::store::Owner::Session(x.clone()), name: "cache".into() };
-            let items = home.tenure.store().items(&shelf, None, 10).await.unwrap();
+            let namespace = tenure::store::Namespace { tenant: principal.tenant.clone(), owner: tenure::store::Owner::Session(x.clone()), name: "cache".into() };
+            let items = home.tenure.store().items(&namespace, None, 10).await.unwrap();
             if items.iter().any(|i| i.uses > 0) { break; }
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
@@ -468,28 +468,28 @@ on_every_store! {
 
     /// Reconciling merges the client's history with the stored one, and the log preserves discarded
     /// messages.
-    async fn splice(home: &mut Home) {
+    async fn reconciliation(home: &mut Home) {
         let t = &home.tenure;
         let (principal, x) = (ada(), id("x"));
         t.create(&principal, named("x")).await.unwrap();
         t.append(&principal, &x, turn(1)).await.unwrap();
         let seen = [Message::user("question 1"), Message::assistant("answer 1")];
-        let plan = t.splice(&principal, &x, &[&seen[..], &[Message::user("edited")]].concat(), HistoryMode::Auto).await.unwrap();
-        assert_eq!((plan.keep, plan.spliced, plan.append.len()), (4, 2, 1));
+        let plan = t.reconcile(&principal, &x, &[&seen[..], &[Message::user("edited")]].concat(), HistoryMode::Auto).await.unwrap();
+        assert_eq!((plan.retained, plan.omitted, plan.append.len()), (4, 2, 1));
         // The previous question is unanswered and the answer before it came from no run: this is
         // not treated as an edit.
         let more = [&seen[..], &[picture("with a picture", "W")]].concat();
-        let plan = t.splice(&principal, &x, &more, HistoryMode::Auto).await.unwrap();
-        assert_eq!((plan.keep, plan.rewound), (5, 0));
+        let plan = t.reconcile(&principal, &x, &more, HistoryMode::Auto).await.unwrap();
+        assert_eq!((plan.retained, plan.rewound), (5, 0));
         t.rewind(&principal, &x, Point::Position(5)).await.unwrap();
-        let plan = t.splice(&principal, &x, &more, HistoryMode::Full).await.unwrap();
-        assert_eq!((plan.keep, plan.rewound), (4, 1));
+        let plan = t.reconcile(&principal, &x, &more, HistoryMode::Full).await.unwrap();
+        assert_eq!((plan.retained, plan.rewound), (4, 1));
         home.reopen().await;
         let s = home.tenure.load(&principal, &x).await.unwrap();
         assert_eq!(texts(&s)[4..], raw(&[picture("with a picture", "W")]));
         assert_eq!(home.tenure.discarded(&principal, &x).await.unwrap().len(), 2);
         let without = [&seen[..], &[Message::user("with a picture"), Message::assistant("pretty"), Message::user("yes")]].concat();
-        let plan = home.tenure.splice(&principal, &x, &without, HistoryMode::Auto).await.unwrap();
-        assert_eq!((plan.keep, plan.rewound, plan.append.len()), (5, 0, 2), "the picture stays in its message");
+        let plan = home.tenure.reconcile(&principal, &x, &without, HistoryMode::Auto).await.unwrap();
+        assert_eq!((plan.retained, plan.rewound, plan.append.len()), (5, 0, 2), "the picture stays in its message");
     }
 }
