@@ -145,7 +145,8 @@ fn describe(step: &NextStep) -> String {
             format!("say {}: {}", j.call.id, text.split(['.', '(', ';']).next().unwrap().trim())
         }
     };
-    let asks = |q: &ReviewRequest| if q.lost { format!("was {} done", q.call.id) } else { format!("review {}", q.call.id) };
+    let asks =
+        |q: &ReviewRequest| if q.lost { format!("was {} done", q.call.id) } else { format!("review {}", q.call.id) };
     match step {
         NextStep::Model => "model".to_owned(),
         NextStep::Tools(jobs) => jobs.iter().map(job).collect::<Vec<_>>().join(", "),

@@ -206,10 +206,12 @@ async fn compare(
 ) -> std::result::Result<(), String> {
     for (name, m) in model {
         let s = home.tenure.load_any(principal, &id(name)).await.map_err(|e| format!("{name}: {e}"))?;
-        let same = |property: &str, stored: String, expected: String| if stored == expected {
-            Ok(())
-        } else {
-            Err(format!("{name}: {property} differ\n store {stored}\n model {expected}"))
+        let same = |property: &str, stored: String, expected: String| {
+            if stored == expected {
+                Ok(())
+            } else {
+                Err(format!("{name}: {property} differ\n store {stored}\n model {expected}"))
+            }
         };
         let checkpoints = labels(&s);
         same("messages", texts(&s).join("\n"), m.messages.join("\n"))?;

@@ -190,7 +190,7 @@ mod properties {
         let entry = (any_message(), prop::bool::weighted(0.1));
         prop::collection::vec(
             entry.prop_map(|(message, replaces_instructions)| MessageEntry {
-                replaces_instructions: replaces_instructions: replaces_instructions && message.role().is_instruction(),
+                replaces_instructions: replaces_instructions && message.role().is_instruction(),
                 ..MessageEntry::from(message)
             }),
             0..max,
