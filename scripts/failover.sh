@@ -21,7 +21,7 @@ tmp=${TMPDIR:-/tmp}
 dir=${tmp%/}/tenure-failover-$key
 bin=$("$here/postgres.sh" bin)
 
-say() { echo "failover.sh: $*" >&2; }
+log() { echo "failover.sh: $*" >&2; }
 as_postgres() { if [ "$(id -u)" = 0 ]; then runuser -u postgres -- "$@"; else "$@"; fi; }
 port() { cat "$dir/$1.port"; }
 via() { cat "$dir/$1.via"; }
@@ -106,7 +106,7 @@ start)
     echo "$2" >"$dir/1.via"
     echo "$3" >"$dir/2.via"
     echo "$4" >"$dir/3.via"
-    say "creating three servers in $dir"
+    log "creating three servers in $dir"
     as_postgres "$bin/initdb" -D "$dir/n1" -U postgres -A trust -E UTF8 --locale=C --no-sync >/dev/null
     # Replication from this machine needs no password either.
     configure 1

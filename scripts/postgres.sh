@@ -20,13 +20,13 @@ tmp=${TMPDIR:-/tmp}
 dir=${tmp%/}/tenure-test-pg-$key
 data=$dir/data
 
-say() { echo "postgres.sh: $*" >&2; }
-die() { say "$*"; exit 1; }
+log() { echo "postgres.sh: $*" >&2; }
+die() { log "$*"; exit 1; }
 
 unavailable() {
-    say "PostgreSQL can not be had: $*"
-    say "install PostgreSQL 14 or newer (on Debian and Ubuntu: apt-get install postgresql),"
-    say "or put its initdb, pg_ctl and postgres on PATH"
+    log "PostgreSQL is not available: $*"
+    log "install PostgreSQL 14 or newer (on Debian and Ubuntu: apt-get install postgresql),"
+    log "or put its initdb, pg_ctl and postgres on PATH"
     if [ -n "${CI:-}" ]; then exit 1; fi
     exit 3
 }
@@ -54,12 +54,12 @@ install() {
         sudo='sudo -n'
         $sudo true 2>/dev/null || unavailable "it is not installed and installing it needs root"
     fi
-    say "installing PostgreSQL with apt-get"
+    log "installing PostgreSQL with apt-get"
     # The package would create and start a server of its own; this file, gone again below, tells it not to.
     $sudo mkdir -p "${no_cluster%/*}"
     echo 'create_main_cluster = false' | $sudo tee "$no_cluster" >/dev/null
     # A stale package list is no reason to give up: what is listed may still be installable.
-    $sudo apt-get update -qq >&2 || say "apt-get update failed, trying with the package lists at hand"
+    $sudo apt-get update -qq >&2 || log "apt-get update failed, trying with the package lists at hand"
     $sudo env DEBIAN_FRONTEND=noninteractive \
         apt-get install -y -qq --no-install-recommends postgresql </dev/null >&2 || ok=no
     $sudo rm -f "$no_cluster"
@@ -84,7 +84,7 @@ as_postgres() {
 postmaster() { head -n 1 "$data/postmaster.pid" 2>/dev/null; }
 
 # Looks at the command line, not only at the process id: the id in a stale file may by now belong to something
-# else, and a dead postmaster that nobody has reaped still has an id but no command line.
+# else, and a dead postmaster that has not been reaped still has an id but no command line.
 running() {
     local pid
     pid=$(postmaster) || return 1
@@ -97,7 +97,7 @@ running() {
 
 url() { echo "postgres://postgres@127.0.0.1:$(cat "$dir/port")/postgres"; }
 
-# A port nobody listens on. Below 32768, so that no outgoing connection is given it while the server is down.
+# A port on which no process listens. Below 32768, so that no outgoing connection is given it while the server is down.
 free_port() {
     local port
     for _ in $(seq 100); do
@@ -113,10 +113,10 @@ free_port() {
 # Builds the cluster aside and moves it into place: what is at $dir is always whole.
 create() {
     if [ "$(id -u)" = 0 ] && ! id postgres >/dev/null 2>&1; then
-        say "creating the user postgres"
+        log "creating the user postgres"
         useradd --system --shell /bin/sh postgres || die "can not create the user: create it, or do not run as root"
     fi
-    say "creating a cluster in $dir"
+    log "creating a cluster in $dir"
     new=$(mktemp -d "$dir.XXXXXX")
     trap 'rm -rf "$new"' EXIT
     if [ "$(id -u)" = 0 ]; then chown postgres: "$new"; fi
@@ -141,7 +141,7 @@ CONF
     trap - EXIT
 }
 
-# A killed postmaster that nobody has reaped yet looks alive to PostgreSQL, which then refuses to start. Put an id
+# A killed postmaster that has not been reaped yet looks alive to PostgreSQL, which then refuses to start. Put an id
 # that no process can have in place of its own; the rest of the file still guards against its surviving children.
 forget_dead_postmaster() {
     local file=$data/postmaster.pid rest
@@ -163,7 +163,7 @@ start() {
     fi
     forget_dead_postmaster
     port=$(cat "$dir/port")
-    say "starting on port $port"
+    log "starting on port $port"
     for try in $(seq 60); do
         : >"$dir/log"
         if out=$(as_postgres "$bin/pg_ctl" start -w -t 60 -D "$data" -l "$dir/log" -o "-p $port" </dev/null 2>&1); then
@@ -172,7 +172,7 @@ start() {
         fi
         # After a kill the old server's children take a moment to notice that it is gone.
         grep -q 'pre-existing shared memory block' "$dir/log" || break
-        if [ "$try" = 1 ]; then say "waiting for the killed server's children to end"; fi
+        if [ "$try" = 1 ]; then log "waiting for the killed server's children to end"; fi
         sleep 0.5
     done
     { echo "$out"; tail -n 20 "$dir/log"; } >&2
@@ -183,7 +183,7 @@ start() {
 halt() {
     need_bin
     cd "$dir"
-    say "stopping"
+    log "stopping"
     as_postgres "$bin/pg_ctl" stop -s -w -t 60 -D "$data" -m "$1" >&2 || die "can not stop process $(postmaster)"
 }
 

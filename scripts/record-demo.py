@@ -179,11 +179,11 @@ class Terminal:
         return output
 
 
-def wait_for(condition, what):
+def wait_for(condition, description):
     deadline = time.monotonic() + TIMEOUT
     while not condition():
         if time.monotonic() > deadline:
-            raise Failure(f"timed out after {TIMEOUT} s waiting for {what}")
+            raise Failure(f"timed out after {TIMEOUT} s waiting for {description}")
         time.sleep(0.01)
 
 
@@ -254,10 +254,10 @@ def scenario(directory, path, port):
         )
         terminal.type(f"grep {SESSION} server.log    # it has found the run, and continues it")
         messages = terminal.type(f"curl -sS '{url}/sessions/{SESSION}/export?format=jsonl'")
-        made = terminal.type(
+        call_lines = terminal.type(
             "cat calls.log    # the card was charged once, one shipment was created"
         )
-        check(messages, made)
+        check(messages, call_lines)
         return terminal.lines
     finally:
         for pid in pids:
@@ -268,14 +268,14 @@ def scenario(directory, path, port):
         terminal.bash.kill()
 
 
-def check(messages, made):
+def check(messages, call_lines):
     roles = [json.loads(x)["role"] for x in messages]
     if roles != ["user", "assistant", "tool", "assistant", "tool", "assistant"]:
         raise Failure(f"expected two tool calls, their results and an answer, got {roles}")
-    tools = [x.split()[0] for x in made]
+    tools = [x.split()[0] for x in call_lines]
     if tools != ["charge_card", "ship_order", "ship_order"]:
         raise Failure(f"expected one call of charge_card and two of ship_order, got {tools}")
-    keys = {x.split()[1] for x in made if x.startswith("ship_order")}
+    keys = {x.split()[1] for x in call_lines if x.startswith("ship_order")}
     if len(keys) != 1 or len(ScriptedServices.shipments) != 1:
         raise Failure(f"expected the repeated ship_order to have the same Idempotency-Key: {keys}")
 

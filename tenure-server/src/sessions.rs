@@ -6,8 +6,8 @@ use crate::workspace::{RestorePlan, RestoredWorkspace, WorkspaceError};
 use serde_json::{Map, Value};
 use tenure::store::SessionCursor;
 use tenure::{
-    ErasureReceipt, Error, Head, OwnerFilter, Point, Principal, RewindResult, Seq, SessionId, SessionKey, SessionQuery,
-    Status, Tenure, Tools, User,
+    ErasureReceipt, Error, Head, OwnerFilter, Point, Principal, Rewind, RewindResult, Seq, SessionId, SessionKey,
+    SessionQuery, Status, Tools, User,
 };
 
 /// Page size when the sessions of a user are listed.
@@ -45,12 +45,6 @@ pub struct RewindRequest {
     pub workspace: bool,
 }
 
-/// Returns a handle whose writes are conditional: they are rejected if the session's log does not end at
-/// `expected` (D-099). `None` means unconditional.
-fn if_match(tenure: &Tenure, expected: Option<Seq>) -> Tenure {
-    expected.map_or_else(|| tenure.clone(), |seq| tenure.if_match(seq))
-}
-
 /// Deletes a session and its transcript, then commits its workspace and ends its tools. Returns whether the
 /// session existed; if not, nothing else is done.
 pub async fn delete(
@@ -60,15 +54,14 @@ pub async fn delete(
     deletion: DeletionMode,
     expected: Option<Seq>,
 ) -> tenure::Result<bool> {
-    let tenure = if_match(&app.tenure, expected);
     let head = match app.workspaces {
         Some(_) => app.tenure.head(principal, id).await.ok(),
         None => None,
     };
     let delete = async {
         match deletion {
-            DeletionMode::Purge => tenure.purge(principal, id).await,
-            DeletionMode::Restorable => tenure.delete(principal, id).await,
+            DeletionMode::Purge => app.tenure.purge(principal, id, expected).await,
+            DeletionMode::Restorable => app.tenure.delete(principal, id, expected).await,
         }
     };
     let deleted = app.transcripts.delete_session_and_transcript(&app.tenure, principal, id, delete).await?;
@@ -146,7 +139,7 @@ pub async fn rewind(
 ) -> Result<(RewindResult, Option<RestoredWorkspace>), SessionError> {
     let RewindRequest { to, expected, workspace } = request;
     let plan = if workspace { Some(find_commit(app, principal, id, &to).await?) } else { None };
-    let rewound = if_match(&app.tenure, expected).rewind(principal, id, to).await?;
+    let rewound = app.tenure.rewind(principal, id, Rewind::to(to).if_match(expected)).await?;
     let restored = match plan {
         Some(plan) => Some(plan.restore(rewound.seq).await?),
         None => None,

@@ -122,14 +122,14 @@ impl TranscriptWriter {
         let mut cached = self.cached.lock().await;
         // The session was read before the lock was acquired: it may be deleted by now.
         match store.head(&key).await? {
-            Some(head) if head.status.is_live() && head.info.created_at == session.info.created_at => {}
+            Some(head) if head.status.is_live() && head.info.created_at == session.head().info.created_at => {}
             _ => return Ok(()),
         }
         cached.remove(&key);
         let path = file(dir, session.head());
         blocking(move || {
             let messages: Vec<_> = session.messages.iter().map(|m| &m.message).collect();
-            write(&path, &redacted(&redaction, messages), session.info.updated_at).map(drop)
+            write(&path, &redacted(&redaction, messages), session.head().info.updated_at).map(drop)
         })
         .await
     }

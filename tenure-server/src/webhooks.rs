@@ -111,8 +111,8 @@ fn session_ended(session: &Session, reason: EndReason) -> serde_json::Result<Str
     let id = delivery_id(session, event);
     let at = clock::now();
     // Serialized directly to text, so that messages are sent byte for byte.
-    let tenant = &session.tenant;
-    let user = &session.user;
+    let tenant = &session.head().tenant;
+    let user = &session.head().user;
     serde_json::to_string(&SessionEndedEvent { event, id, at, tenant, user, session: Export::from(session.clone()) })
 }
 
@@ -120,8 +120,8 @@ fn session_ended(session: &Session, reason: EndReason) -> serde_json::Result<Str
 /// session, different when the session ends again later.
 fn delivery_id(session: &Session, event: &str) -> String {
     let mut hash = blake3::Hasher::new();
-    let times = format!("{} {}", session.active_at, session.status_at);
-    for part in [session.tenant.as_str(), session.info.session_id.as_str(), event, &times] {
+    let times = format!("{} {}", session.head().active_at, session.head().status_at);
+    for part in [session.head().tenant.as_str(), session.head().info.session_id.as_str(), event, &times] {
         hash.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
     }
     format!("end_{}", &hash.finalize().to_hex()[..32])

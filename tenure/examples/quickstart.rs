@@ -11,7 +11,7 @@ async fn main() -> tenure::Result<()> {
     let tenure = Tenure::open(&url).await?;
     let ada = Principal::new("acme", "ada")?;
     let session = tenure.create(&ada, NewSession { title: Some("Weather".into()), ..NewSession::default() }).await?;
-    let id = session.info.session_id.clone();
+    let id = session.head().info.session_id.clone();
     let call = r#"{"role":"assistant","content":null,"tool_calls":[{"id":"c1","type":"function","function":{"name":"weather","arguments":"{}"}}]}"#;
     let turn = vec![
         Message::user("How warm is it in Bern?"),

@@ -4,6 +4,7 @@
 pub(crate) mod cache;
 pub(crate) mod core;
 pub(crate) mod hooks;
+pub(crate) mod idempotency;
 pub(crate) mod list;
 pub(crate) mod log;
 pub(crate) mod node;

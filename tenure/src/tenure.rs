@@ -1,16 +1,17 @@
 //! The handle that applications use. Operations are methods of [`Tenure`], grouped by directory:
 //! `session`, `run`, `review`, `memory`.
 
-use crate::engine::cache::CacheState;
 use crate::engine::core::Engine;
 use crate::engine::hooks::{ArchiveHook, SessionEndHook};
 use crate::engine::options::Options;
-use crate::engine::pending_commit::{Depth, PendingCommit};
+use crate::engine::pending_commit::PendingCommit;
 use crate::engine::quota::Usage;
 use crate::engine::turn_lock::TurnLocks;
 use crate::engine::vector_index::MemoryState;
 use crate::engine::write::Committed;
+use crate::rules::partial::PartialSession;
 use crate::rules::redaction::Redaction;
+use crate::rules::session::Session;
 use crate::store::contract::{OpenRepair, Store};
 use crate::types::error::Result;
 use crate::types::head::Head;
@@ -124,12 +125,6 @@ impl Tenure {
         self.engine.node()
     }
 
-    /// A handle whose operations are rejected with [`Error::Conflict`](crate::Error::Conflict)
-    /// unless the log of the session ends at `seq` (D-099).
-    pub fn if_match(&self, seq: Seq) -> Self {
-        Self { engine: self.engine.if_match(seq), shared: self.shared.clone() }
-    }
-
     /// The redaction rules for text that leaves the log.
     pub fn redaction(&self) -> &Redaction {
         &self.engine.options().redaction
@@ -182,15 +177,39 @@ impl Tenure {
         self.engine.subscribe()
     }
 
-    /// Writes to a session through the engine, then notifies the observers.
-    pub(crate) async fn write<R>(
+    /// Writes to a session whose head `step` sees, then notifies the observers of the commit.
+    pub(crate) async fn write_head<R>(
         &self,
         principal: &Principal,
         id: &SessionId,
-        need: Depth,
-        step: impl FnMut(&CacheState, Timestamp) -> Result<PendingCommit<R>>,
+        step: impl FnMut(&Head, Timestamp) -> Result<PendingCommit<R>>,
     ) -> Result<R> {
-        let (reply, event) = self.engine.write(principal, id, need, step).await?;
+        self.observed(self.engine.write_head(principal, id, step)).await
+    }
+
+    /// Writes to a session of which `step` sees the part that a run needs, then notifies the
+    /// observers of the commit.
+    pub(crate) async fn write_partial<R>(
+        &self,
+        principal: &Principal,
+        id: &SessionId,
+        step: impl FnMut(PartialSession<'_>, Timestamp) -> Result<PendingCommit<R>>,
+    ) -> Result<R> {
+        self.observed(self.engine.write_partial(principal, id, step)).await
+    }
+
+    /// Writes to a session that `step` sees in full, then notifies the observers of the commit.
+    pub(crate) async fn write_session<R>(
+        &self,
+        principal: &Principal,
+        id: &SessionId,
+        step: impl FnMut(&Session, Timestamp) -> Result<PendingCommit<R>>,
+    ) -> Result<R> {
+        self.observed(self.engine.write_session(principal, id, step)).await
+    }
+
+    async fn observed<R>(&self, write: impl Future<Output = Result<(R, Option<Committed>)>>) -> Result<R> {
+        let (reply, event) = write.await?;
         if let Some(event) = event {
             self.notify_observers(&event).await;
         }

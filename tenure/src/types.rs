@@ -21,6 +21,7 @@ pub(crate) mod model;
 pub(crate) mod policy;
 pub(crate) mod quota;
 pub(crate) mod raw_object;
+pub(crate) mod resumable;
 pub(crate) mod status;
 pub(crate) mod tool;
 pub(crate) mod tool_source;

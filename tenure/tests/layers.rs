@@ -329,7 +329,8 @@ fn cycles<'a>(graph: &BTreeMap<&'a [String], BTreeSet<Vec<String>>>) -> Vec<Vec<
 /// Tokens without comments, literals and whitespace: names, `::` and single characters.
 fn tokens(text: &str) -> Vec<String> {
     let chars: Vec<char> = text.chars().collect();
-    let (mut tokens, mut i) = (Vec::new(), 0);
+    let mut tokens = Vec::new();
+    let mut i = 0;
     while i < chars.len() {
         let next = |n: usize| chars.get(i + n).copied().unwrap_or(' ');
         match chars[i] {
@@ -392,7 +393,8 @@ fn tokens(text: &str) -> Vec<String> {
 /// Leaves out items behind `#[cfg(test)]`: they may use everything.
 fn without_tests(tokens: Vec<String>) -> Vec<String> {
     let marker = ["#", "[", "cfg", "(", "test", ")", "]"];
-    let (mut remaining, mut i) = (Vec::new(), 0);
+    let mut remaining = Vec::new();
+    let mut i = 0;
     while i < tokens.len() {
         if tokens[i..].iter().zip(marker).filter(|(token, want)| *token == want).count() == marker.len() {
             i += marker.len();

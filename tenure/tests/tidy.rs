@@ -285,7 +285,8 @@ fn forbid<'a>(name: &str, lines: impl Iterator<Item = (usize, &'a str)>, words: 
 fn names(line: &str, phrase: &str) -> bool {
     let joins = |left: Option<char>, right: Option<char>| left.is_some_and(is_word) && right.is_some_and(is_word);
     line.match_indices(phrase).any(|(at, _)| {
-        let (before, after) = (&line[..at], &line[at + phrase.len()..]);
+        let before = &line[..at];
+        let after = &line[at + phrase.len()..];
         !joins(before.chars().next_back(), phrase.chars().next())
             && !joins(phrase.chars().next_back(), after.chars().next())
     })

@@ -30,16 +30,20 @@ pub async fn added_latency(report: &mut Report) {
     raw::commit(&db, 1, 0, &(0..2750).flat_map(turn).collect::<Vec<_>>());
     let upstream = upstream();
     let server = Server::start(&store, Some(&upstream), &[]);
-    let (mut proxied, mut direct_client) = (Client::connect(&server.address).await, Client::connect(&upstream).await);
+    let mut proxied = Client::connect(&server.address).await;
+    let mut direct_client = Client::connect(&upstream).await;
     for (name, messages) in [("s1000", 1_000), ("s10000", 10_000)] {
         crate::messages::filled(&mut proxied, name, messages).await;
     }
-    let (question, answer) = ([Message::user(&words(210, 1))], [Message::assistant(&words(600, 7))]);
+    let question = [Message::user(&words(210, 1))];
+    let answer = [Message::assistant(&words(600, 7))];
     let mut added = Vec::new();
     for (name, messages) in [("s1000", 1_000), ("s10000", 10_000)] {
         let plain = direct(messages, false);
         proxied.send(&chat(name, 0, false)).await;
-        let (mut through, mut alone, mut commits) = (Vec::new(), Vec::new(), Vec::new());
+        let mut through = Vec::new();
+        let mut alone = Vec::new();
+        let mut commits = Vec::new();
         for n in 1..400 {
             let request = chat(name, n, false);
             through.push(timed(proxied.send(&request)).await);
@@ -52,7 +56,9 @@ pub async fn added_latency(report: &mut Report) {
                 .0,
             );
         }
-        let (through, alone, commits) = (median(through), median(alone), median(commits));
+        let through = median(through);
+        let alone = median(alone);
+        let commits = median(commits);
         let adds = through.saturating_sub(alone);
         let promise = if messages == 1_000 { Promise::AtMost(1.0) } else { Promise::None };
         report.row(
@@ -79,14 +85,17 @@ pub async fn first_chunk(report: &mut Report) {
     let store = format!("sqlite:{}", dir.path().join("ours.db").display());
     let upstream = upstream();
     let server = Server::start(&store, Some(&upstream), &[]);
-    let (mut proxied, mut direct_client) = (Client::connect(&server.address).await, Client::connect(&upstream).await);
+    let mut proxied = Client::connect(&server.address).await;
+    let mut direct_client = Client::connect(&upstream).await;
     let plain = direct(40, true);
-    let (mut through, mut alone) = (Vec::new(), Vec::new());
+    let mut through = Vec::new();
+    let mut alone = Vec::new();
     for n in 0..60 {
         through.push(proxied.first_event(&chat("stream", n, true)).await);
         alone.push(direct_client.first_event(&plain).await);
     }
-    let (through, alone) = (median(through), median(alone));
+    let through = median(through);
+    let alone = median(alone);
     let limit = alone.mul_f64(1.1) + Duration::from_millis(1);
     report.row(
         "first streamed chunk, beside 1.1 × the model server's + 1 ms",

@@ -53,7 +53,8 @@ pub async fn chat_beside_listers(report: &mut Report) {
             tasks.push(tokio::spawn(async move {
                 for n in (client_index..SESSIONS).step_by(64) {
                     let user = User::new("mallory").unwrap();
-                    let (title, tags) = (Some(format!("Session {n}")), vec![format!("t{}", n % 10)]);
+                    let title = Some(format!("Session {n}"));
+                    let tags = vec![format!("t{}", n % 10)];
                     let created = SessionCreated { user, title, tags, ..SessionCreated::default() };
                     let record = Record { seq: 1, at: jiff::Timestamp::now(), entry: Entry::created(created) };
                     let key = SessionKey { tenant: Tenant::new("hostile").unwrap(), session: id(&format!("s{n}")) };
@@ -66,7 +67,8 @@ pub async fn chat_beside_listers(report: &mut Report) {
             task.await.unwrap();
         }
     }
-    let (mallory, ann) = (key(&store, "hostile", "mallory"), key(&store, "acme", "ann"));
+    let mallory = key(&store, "hostile", "mallory");
+    let ann = key(&store, "acme", "ann");
     let upstream = upstream();
     let server = Server::start(&store, Some(&upstream), &[]);
     let mut client = Client::connect(&server.address).await;
@@ -76,7 +78,8 @@ pub async fn chat_beside_listers(report: &mut Report) {
         let stop = Arc::new(AtomicBool::new(false));
         let mut listers = Vec::new();
         for _ in 0..LISTERS {
-            let (address, stop) = (server.address.clone(), stop.clone());
+            let address = server.address.clone();
+            let stop = stop.clone();
             let request = signed(&Client::request("GET", path, ""), &mallory);
             listers.push(tokio::spawn(async move {
                 let mut client = Client::connect(&address).await;

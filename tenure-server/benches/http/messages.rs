@@ -35,10 +35,13 @@ pub async fn one_client(report: &mut Report) {
     let mut client = Client::connect(&server.address).await;
     begin(&mut client, "short").await;
     filled(&mut client, "long", 5_000).await;
-    let (mut short, mut long, mut baseline_times) = (Vec::new(), Vec::new(), Vec::new());
+    let mut short = Vec::new();
+    let mut long = Vec::new();
+    let mut baseline_times = Vec::new();
     for n in 0..900 {
         let messages = turn(n);
-        let (to_short, to_long) = (append("short", n), append("long", n));
+        let to_short = append("short", n);
+        let to_long = append("long", n);
         for next in [n % 3, (n + 1) % 3, (n + 2) % 3] {
             match next {
                 0 => baseline_times.push(time(|| raw::commit(&db, 1, n * 4, &messages)).0),
@@ -47,7 +50,9 @@ pub async fn one_client(report: &mut Report) {
             }
         }
     }
-    let (short, long, baseline_times) = (median(short), median(long), median(baseline_times));
+    let short = median(short);
+    let long = median(long);
+    let baseline_times = median(baseline_times);
     let limit = baseline_times + Duration::from_micros(300);
     report.row(
         "append over HTTP, one client, beside a raw commit + 0.3 ms",
@@ -96,7 +101,8 @@ pub async fn sixteen_clients(report: &mut Report) {
     let duration = Duration::from_secs(3);
     let rate = |r: f64| format!("{r:.0} turns/s");
     let server = Server::start(&format!("sqlite:{}", dir.path().join("ours.db").display()), None, &[]);
-    let (mut tenure_rate, mut baseline_rate) = (0.0f64, 0.0f64);
+    let mut tenure_rate = 0.0f64;
+    let mut baseline_rate = 0.0f64;
     for round in 0..3 {
         let path = dir.path().join(format!("raw{round}.db"));
         baseline_rate = baseline_rate
@@ -118,7 +124,8 @@ pub async fn sixteen_clients(report: &mut Report) {
     let schema = format!("h_{}", SessionId::generate().as_str().replace('-', ""));
     drop(Tenure::open(&format!("{url}?schema={schema}")).await.unwrap());
     let server = Server::start(&format!("{url}?schema={schema}"), None, &[]);
-    let (mut tenure_rate, mut baseline_rate) = (0.0f64, 0.0f64);
+    let mut tenure_rate = 0.0f64;
+    let mut baseline_rate = 0.0f64;
     for round in 0..3 {
         baseline_rate = baseline_rate.max(pgbench(&url, &schema));
         tenure_rate = tenure_rate.max(sixteen(&server, round, duration).await);

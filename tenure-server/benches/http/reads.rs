@@ -19,7 +19,8 @@ async fn rate(address: &str, request: &[u8], duration: Duration) -> f64 {
     let start = Instant::now();
     let mut tasks = Vec::new();
     for _ in 0..16 {
-        let (address, request) = (address.to_owned(), request.to_vec());
+        let address = address.to_owned();
+        let request = request.to_vec();
         tasks.push(tokio::spawn(async move {
             let mut client = Client::connect(&address).await;
             let mut n = 0;
@@ -43,7 +44,8 @@ pub async fn full_session(report: &mut Report) {
     let get = Client::request("GET", "/sessions/s", "");
     let bytes = Client::connect(&server.address).await.send(&get).await;
     let axum = bare("x".repeat(bytes));
-    let (mut tenure_rate, mut baseline_rate) = (0.0f64, 0.0f64);
+    let mut tenure_rate = 0.0f64;
+    let mut baseline_rate = 0.0f64;
     for _ in 0..3 {
         baseline_rate = baseline_rate.max(rate(&axum, &Client::request("GET", "/", ""), Duration::from_secs(2)).await);
         tenure_rate = tenure_rate.max(rate(&server.address, &get, Duration::from_secs(2)).await);
@@ -64,12 +66,14 @@ pub async fn last_messages(report: &mut Report) {
     let (_dir, server) = start_server(&[("short", 100), ("long", 5_000)]).await;
     let mut client = Client::connect(&server.address).await;
     let get = |name: &str| Client::request("GET", &format!("/sessions/{name}/messages?last=20"), "");
-    let (mut short, mut long) = (Vec::new(), Vec::new());
+    let mut short = Vec::new();
+    let mut long = Vec::new();
     for _ in 0..1000 {
         short.push(timed(client.send(&get("short"))).await);
         long.push(timed(client.send(&get("long"))).await);
     }
-    let (short, long) = (median(short), median(long));
+    let short = median(short);
+    let long = median(long);
     report.row(
         "GET of the last 20 of 5,000 messages, beside of 100",
         ms(long),
@@ -88,7 +92,8 @@ pub async fn memory(report: &mut Report) {
     for range in [0..10_000, 10_000..100_000] {
         let mut tasks = Vec::new();
         for client_index in 0..16 {
-            let (address, range) = (server.address.clone(), range.clone());
+            let address = server.address.clone();
+            let range = range.clone();
             tasks.push(tokio::spawn(async move {
                 let mut client = Client::connect(&address).await;
                 for n in range.skip(client_index).step_by(16) {

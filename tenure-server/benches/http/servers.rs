@@ -83,7 +83,8 @@ pub fn upstream() -> String {
     chunks.push(chunk(serde_json::json!({}), Some("stop")));
     chunks.push(Bytes::from("data: [DONE]\n\n"));
     let handler = move |body: Bytes| {
-        let (completion, chunks) = (completion.clone(), chunks.clone());
+        let completion = completion.clone();
+        let chunks = chunks.clone();
         async move {
             if !body.windows(13).any(|w| w == b"\"stream\":true") {
                 return ([(CONTENT_TYPE, "application/json")], completion).into_response();

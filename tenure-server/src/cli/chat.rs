@@ -14,20 +14,20 @@ use serde_json::{Value, json};
 use tenure::{ModelAnswer, ModelChunk, SessionId};
 
 const HELP: &str = "\
-/fork [PLACE]      go on in a new session that begins like this one
-/rewind PLACE      go back: a number of messages, turn:N, or a checkpoint
+/fork [POSITION]   fork this session and continue in the fork
+/rewind POSITION   rewind to a number of messages, turn:N, or a checkpoint
 /checkpoints       list the checkpoints
-/checkpoint LABEL  make one here
-/compact [N]       have all but the last turns (2) summarized for the model
-/history [N]       what was said last (10)
+/checkpoint LABEL  create a checkpoint at the end
+/compact [N]       summarize all but the last N turns (2)
+/history [N]       show the last N messages (10)
 /sessions          list sessions
-/switch ID         go on in another session
-/title TEXT        give this session a title
-/model [NAME]      ask another model, or list them
-/new               begin a new session
-/help              this
-/quit              leave (or Ctrl-D)
-A line that ends with \\ goes on in the next. //text says /text. Ctrl-C stops an answer.";
+/switch ID         switch to another session
+/title TEXT        set the title of this session
+/model [NAME]      switch to another model, or list the models
+/new               start a new session
+/help              show this list
+/quit              quit (or Ctrl-D)
+A line that ends with \\ is continued on the next line. //text sends /text. Ctrl-C cancels an answer.";
 
 /// The session, model and assistant of the chat.
 #[derive(Debug, Args)]

@@ -12,7 +12,7 @@ pub async fn run(target: &TargetArgs, repair: bool, as_json: bool) -> anyhow::Re
     let app = target.open_store(Needs::Sessions).await?;
     let bar = bar(None, "sessions checked");
     let on_progress = |count: usize| bar.set_position(count as u64);
-    let RepairReport { repaired: mended, remaining: left } = if repair {
+    let RepairReport { repaired, remaining } = if repair {
         app.tenure.repair_all(on_progress).await?
     } else {
         RepairReport { remaining: app.tenure.examine(on_progress).await?, repaired: Vec::new() }
@@ -22,24 +22,23 @@ pub async fn run(target: &TargetArgs, repair: bool, as_json: bool) -> anyhow::Re
     let repairs_on_open = app.tenure.repairs();
     if as_json {
         let view = |f: &Finding| json!({"place": f.location, "what": f.description, "cure": f.remedy.to_string(), "mendable": f.is_repairable()});
-        let mended: Vec<_> = mended.iter().map(view).collect();
-        let left: Vec<_> = left.iter().map(view).collect();
+        let repaired: Vec<_> = repaired.iter().map(view).collect();
+        let remaining: Vec<_> = remaining.iter().map(view).collect();
         let repairs_on_open: Vec<_> =
             repairs_on_open.iter().map(|r| json!({"place": r.location, "what": r.description})).collect();
-        let report =
-            json!({"sessions": checked, "mended_while_opening": repairs_on_open, "mended": mended, "findings": left});
+        let report = json!({"sessions": checked, "mended_while_opening": repairs_on_open, "mended": repaired, "findings": remaining});
         line(report.to_string())?;
     } else {
         repairs_on_open
             .iter()
             .try_for_each(|r| line(clean(&format!("on opening: {}: {}", r.location, r.description))))?;
-        mended.iter().try_for_each(|f| line(clean(&format!("repaired: {}: {}", f.location, f.description))))?;
-        if !left.is_empty() {
+        repaired.iter().try_for_each(|f| line(clean(&format!("repaired: {}: {}", f.location, f.description))))?;
+        if !remaining.is_empty() {
             let row = |f: &Finding| [clean(&f.location), clean(&f.description), clean(&f.remedy.to_string())];
-            print(table(["where", "what is wrong", "what to do"], left.iter().map(row).collect()))?;
+            print(table(["where", "what is wrong", "what to do"], remaining.iter().map(row).collect()))?;
         }
-        let repairable = left.iter().filter(|f| f.is_repairable()).count();
-        match left.len() {
+        let repairable = remaining.iter().filter(|f| f.is_repairable()).count();
+        match remaining.len() {
             0 => line(format!("{checked} sessions checked, no findings"))?,
             n => line(format!("{checked} sessions, {n} findings"))?,
         }
@@ -47,5 +46,5 @@ pub async fn run(target: &TargetArgs, repair: bool, as_json: bool) -> anyhow::Re
             note(format!("`tenure doctor --repair` can repair {repairable} of them; make a backup first"));
         }
     }
-    Ok(if left.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if remaining.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

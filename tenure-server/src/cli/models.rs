@@ -58,7 +58,8 @@ async fn pull(config: &Config, as_json: bool) -> anyhow::Result<()> {
     if as_json {
         return Ok(line(json!({"model": LOCAL_MODEL_NAME, "path": config.embeddings.path, "new": new}).to_string())?);
     }
-    line(format!("{LOCAL_MODEL_NAME} is {} {}", if new { "in" } else { "there already, in" }, dir.display()))?;
+    let state = if new { "installed" } else { "already installed" };
+    line(format!("{LOCAL_MODEL_NAME} is {state} in {}", dir.display()))?;
     if !matches!(config.embeddings.backend(), EmbeddingBackend::Local(_)) {
         note("to use it, set `embeddings: {model: local}` in tenure.yaml");
     }

@@ -12,7 +12,7 @@ use tenure::ReviewId;
 /// Commands for reviews.
 #[derive(Debug, Subcommand)]
 pub enum ReviewsCommand {
-    /// List reviews; the sessions that were active last come first
+    /// List reviews, by most recently active session
     List(ListReviews),
     /// Show a review: the request, its queue, and the decision
     Show {

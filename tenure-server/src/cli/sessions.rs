@@ -27,14 +27,14 @@ pub enum SessionsCommand {
     },
     /// Write a session, or all of them, to files
     Export(ExportArgs),
-    /// Read sessions from files: our exports, OpenAI messages, mistral.rs, Claude Code, the OpenAI Agents SDK
+    /// Read sessions from files: exports of Tenure, OpenAI messages, mistral.rs, Claude Code, the OpenAI Agents SDK
     Import(ImportArgs),
     /// Fork a session: create a new one that shares its beginning
     Fork {
         /// The session
         id: String,
         /// The position to fork at: a number of messages, turn:N, or the label of a checkpoint (default: the end)
-        #[arg(long, value_name = "PLACE")]
+        #[arg(long, value_name = "POSITION")]
         at: Option<String>,
         /// The id of the new session
         #[arg(long = "id", value_name = "ID")]
@@ -45,7 +45,7 @@ pub enum SessionsCommand {
         /// The session
         id: String,
         /// The position to rewind to: a number of messages, turn:N, or the label of a checkpoint
-        place: String,
+        position: String,
         /// Also restore its workspace; the current files are committed first
         #[arg(long)]
         workspace: bool,
@@ -109,10 +109,10 @@ pub struct ListSessions {
     /// With this text in their title
     #[arg(long, value_name = "TEXT")]
     title: Option<String>,
-    /// Begun at or after this time (2026-01-31T00:00:00Z)
+    /// Created at or after this time (2026-01-31T00:00:00Z)
     #[arg(long, value_name = "TIME")]
     created_after: Option<String>,
-    /// Begun before this time
+    /// Created before this time
     #[arg(long, value_name = "TIME")]
     created_before: Option<String>,
     /// Maximum number of results
@@ -131,7 +131,7 @@ pub struct ListSessions {
 pub enum StatusFilter {
     /// In use.
     Active,
-    /// It takes no messages.
+    /// Does not accept messages.
     Paused,
     /// Idle for too long.
     Expired,
@@ -154,7 +154,7 @@ impl SessionsCommand {
             Self::Export(args) => return transfer::export(&client, &args).await,
             Self::Import(args) => return transfer::import(&client, &args, json).await,
             Self::Fork { id, at, new } => fork(&client, &id, at.as_deref(), new, json).await?,
-            Self::Rewind { id, place: position, workspace } => {
+            Self::Rewind { id, position, workspace } => {
                 let mut body = parse_position(&position)?;
                 if workspace {
                     body["workspace"] = true.into();
@@ -343,11 +343,8 @@ async fn rewind(client: &ApiClient, id_part: &str, body: &Value, json: bool) -> 
 pub fn rewound_text(id: &str, rewound: &Value) -> String {
     let discarded = output::count(&rewound["discarded"], "message");
     let commit = rewound["workspace"]["commit"].as_str();
-    let files = commit.map_or_else(String::new, |c| format!("; its workspace is as in commit {:.12}", c));
-    format!(
-        "{id} goes on after message {}; what was cut off ({discarded}) stays in the log{files}",
-        rewound["position"]
-    )
+    let files = commit.map_or_else(String::new, |c| format!("; its workspace is restored to commit {:.12}", c));
+    format!("{id} is rewound to message {}; discarded: {discarded}, still in the log{files}", rewound["position"])
 }
 
 async fn compact(

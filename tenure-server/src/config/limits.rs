@@ -12,9 +12,9 @@ use utoipa::ToSchema;
 pub struct Limits {
     /// Bytes of a request's body.
     pub max_body_bytes: usize,
-    /// Bytes of all request bodies in memory at once.
+    /// Total bytes of all request bodies in memory.
     pub max_inflight_body_bytes: usize,
-    /// Bytes of the request bodies of one principal in memory at once.
+    /// Total bytes of the request bodies of one principal in memory.
     pub max_principal_body_bytes: usize,
     /// Bytes of a request's target and headers.
     pub max_header_bytes: usize,
@@ -24,7 +24,7 @@ pub struct Limits {
     pub max_message_bytes: usize,
     /// Sessions, messages and other things in one page.
     pub max_page: usize,
-    /// Sessions that a list leaves out at its beginning (`offset`).
+    /// Maximum `offset` of a list of sessions.
     pub max_offset: usize,
     /// Sessions that one list request scans for filters without an index; then the page ends early with a cursor.
     pub max_scan: usize,
@@ -32,9 +32,9 @@ pub struct Limits {
     pub max_waiting_reads: usize,
     /// Requests that wait for one busy session.
     pub max_queue: usize,
-    /// Connections at once.
+    /// Concurrent connections.
     pub max_connections: usize,
-    /// Connections at once from one address (IPv6: from one /64 network), trusted proxies apart.
+    /// Concurrent connections from one address (IPv6: from one /64 network), except trusted proxies.
     pub max_connections_per_address: usize,
     /// Concurrent streams of one HTTP/2 connection.
     pub max_streams: u32,

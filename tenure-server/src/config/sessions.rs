@@ -31,7 +31,7 @@ pub struct SessionsConfig {
     pub on_disconnect: OnDisconnect,
 }
 
-/// The prompt window: the part of a session that models see. The log keeps everything.
+/// The prompt window: the part of a session that models see. The log contains all messages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ShortTerm {

@@ -20,7 +20,7 @@ pub const SESSION_DIRECTORY: &str = "/session";
 /// Maximum value of `python.max_depth`: checking disk usage holds one open file per level.
 const MAX_DEPTH: usize = 200;
 
-/// The Python tool. It is there for assistants that list it.
+/// The Python tool. Available to assistants that list it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Python {
@@ -30,7 +30,7 @@ pub struct Python {
     pub max_processes: usize,
     /// Idle time after which an interpreter is terminated.
     pub idle: HumanDuration,
-    /// Timeout of a call. It is then interrupted; the interpreter's state is kept.
+    /// Timeout of a call. It is then interrupted; the interpreter's state persists.
     pub timeout: HumanDuration,
     /// Time allowed for the interruption. The interpreter is then killed, and its state is lost.
     pub grace: HumanDuration,

@@ -18,7 +18,7 @@ use utoipa::ToSchema;
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "it describes the body; the library reads it")]
 pub struct AssistantBody {
-    /// Its name, which is its id too.
+    /// Its name, which is also its id.
     name: String,
     /// The model it uses.
     model: Option<String>,
@@ -26,9 +26,9 @@ pub struct AssistantBody {
     instructions: Option<String>,
     /// How long its sessions last.
     sessions: Option<LifetimeBody>,
-    /// What the model is shown of them.
+    /// Limits of the prompt.
     short_term: Option<ShortTermBody>,
-    /// Their tool results.
+    /// The tool result cache of its sessions.
     cache: Option<CacheBody>,
     /// Arbitrary metadata.
     #[schema(value_type = Option<Object>)]
@@ -45,7 +45,7 @@ pub struct LifetimeBody {
     retention: Option<String>,
 }
 
-/// What an assistant's model is shown.
+/// Limits of the prompt of an assistant's sessions.
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "it describes the body; the library reads it")]
 pub struct ShortTermBody {
@@ -53,7 +53,7 @@ pub struct ShortTermBody {
     max_history_turns: Option<usize>,
     /// Maximum estimated number of tokens in the prompt; 0 means unlimited.
     max_tokens: Option<usize>,
-    /// Who writes a summary of the oldest turns when there are more: `false` (nobody), `true` (the session's model), or the name of a model.
+    /// Whether older turns are summarized: `false` (no), `true` (by the session's model), or the name of the model to use.
     #[schema(value_type = Option<Value>)]
     compact: Option<Value>,
 }
@@ -75,9 +75,9 @@ pub struct AssistantView {
     id: String,
     /// `assistant`.
     object: &'static str,
-    /// Whether it is declared in the configuration, and so can not be changed here.
+    /// Whether it is declared in the configuration, and therefore cannot be changed through the API.
     declared: bool,
-    /// What it is.
+    /// Its settings.
     #[serde(flatten)]
     #[schema(value_type = AssistantBody)]
     assistant: Assistant,
@@ -88,7 +88,7 @@ pub struct AssistantView {
 pub struct AssistantList {
     object: &'static str,
     data: Vec<AssistantView>,
-    /// Always `null`: they come all at once.
+    /// Always `null`: the list is complete.
     next_cursor: Option<String>,
 }
 
@@ -124,7 +124,7 @@ fn refuse_declared(app: &App, name: &str) -> ApiResult<()> {
 /// List assistants
 #[utoipa::path(
     get, path = "/assistants", tag = "assistants", operation_id = "list_assistants",
-    responses((status = 200, description = "All of them", body = AssistantList), Asking)
+    responses((status = 200, description = "All assistants", body = AssistantList), Asking)
 )]
 pub async fn list(State(app): State<AppState>, caller: Caller) -> ApiResult<Json<AssistantList>> {
     let all = app.tenure.assistants(&caller.authorize_read()?).await?;
@@ -172,14 +172,14 @@ pub async fn get(State(app): State<AppState>, caller: Caller, path: PathParams) 
 
 /// Create or replace an assistant
 ///
-/// Its sessions follow it from then on. Needs the right `admin`. The body's `name` can be left out.
+/// The new settings apply to its existing sessions, too. Needs the right `admin`. The body's `name` can be omitted.
 #[utoipa::path(
     put, path = "/assistants/{name}", tag = "assistants", operation_id = "put_assistant",
     params(("name" = String, Path, description = "The assistant")),
     request_body(content = AssistantBody),
     responses(
-        (status = 200, description = "It was replaced", body = AssistantView),
-        (status = 201, description = "It is new", body = AssistantView),
+        (status = 200, description = "The assistant was replaced", body = AssistantView),
+        (status = 201, description = "The assistant was created", body = AssistantView),
         Making,
     )
 )]
@@ -210,11 +210,11 @@ pub async fn put(
 
 /// Delete an assistant
 ///
-/// Its sessions stay, and are kept as those of no assistant. Needs the right `admin`.
+/// Its sessions remain, and are retained like sessions without an assistant. Needs the right `admin`.
 #[utoipa::path(
     delete, path = "/assistants/{name}", tag = "assistants", operation_id = "delete_assistant",
     params(("name" = String, Path, description = "The assistant")),
-    responses((status = 200, description = "It is gone", body = AssistantDeleted), Ending)
+    responses((status = 200, description = "The assistant was deleted", body = AssistantDeleted), Ending)
 )]
 pub async fn delete(
     State(app): State<AppState>,

@@ -24,7 +24,7 @@ use utoipa::ToSchema;
 pub struct AuditedView {
     /// The session.
     session_id: String,
-    /// Its record in the session's log.
+    /// The sequence number of its record in the session's log.
     seq: u64,
     /// When it was made.
     #[schema(format = DateTime)]
@@ -47,7 +47,7 @@ pub struct AuditedView {
     previous: Option<String>,
     /// The BLAKE3 hash of this decision.
     hash: String,
-    /// Whether it came with an import: the exporting installation vouches for it, not this one.
+    /// Whether it was imported: it was recorded by the exporting installation, not by this one.
     imported: bool,
     /// Whether it fits the hash chain.
     verified: bool,
@@ -80,16 +80,16 @@ pub struct AuditView {
     session_id: String,
     /// Whether the hash chain is unbroken.
     verified: bool,
-    /// Where it is broken first.
+    /// The first position at which it is broken.
     broken: Option<BrokenView>,
-    /// The decisions, oldest first; of a fork, its parent's part too.
+    /// The decisions, oldest first; for a fork, including its parent's part.
     decisions: Vec<AuditedView>,
 }
 
-/// Where a hash chain is broken.
+/// The position at which a hash chain is broken.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct BrokenView {
-    /// The record.
+    /// The sequence number of the record.
     seq: u64,
     /// The error found there.
     #[serde(rename = "why")]
@@ -98,7 +98,7 @@ pub struct BrokenView {
 
 /// The audit trail of a session
 ///
-/// Every decision in the session's log, also those that a rewind has cut off, whatever the session's status.
+/// Every decision in the session's log, including those that were discarded by a rewind, whatever the session's status.
 #[utoipa::path(
     get, path = "/sessions/{id}/audit", tag = "audit", operation_id = "audit_session",
     params(("id" = String, Path, description = "The session")),
@@ -137,7 +137,7 @@ const COLUMNS: &str =
     params(
         ("from" = Option<String>, Query, description = "Made at or after this RFC 3339 time"),
         ("to" = Option<String>, Query, description = "Made before this RFC 3339 time"),
-        ("format" = Option<String>, Query, description = "`jsonl` (if not given) or `csv`"),
+        ("format" = Option<String>, Query, description = "`jsonl` (default) or `csv`"),
     ),
     responses(
         (status = 200, description = "The decisions", content((AuditedView = "application/jsonl"), (String = "text/csv"))),

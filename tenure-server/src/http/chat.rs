@@ -30,10 +30,10 @@ use tracing::Instrument;
 pub(super) use turn::MAX_BUFFERED_EVENTS;
 use turn::{TurnEvents, execute_turn, turn_channels};
 
-/// Answer a conversation
+/// Create a chat completion
 ///
-/// OpenAI's chat completions. With `session_id`, or by the content of the messages, the stored history is spliced in; the answer is
-/// stored before it is reported as done. Fields that are not ours are passed on to the model's server.
+/// OpenAI's chat completions. The session is identified by `session_id` or by the content of the messages, and the request is merged with
+/// its stored history. The answer is durable before the end of the response is sent. Unknown fields are passed on to the model server.
 #[utoipa::path(
     post, path = "/v1/chat/completions", tag = "openai", operation_id = "chat",
     params(

@@ -21,16 +21,16 @@ use utoipa::ToSchema;
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewCheckpoint {
-    /// Its name; without one it is named after its record. Digits alone are a position, not a name.
+    /// Its name; by default it is named after its record. A name must not consist of digits only: those are a position.
     #[serde(default)]
     label: Option<String>,
 }
 
-/// Where to fork.
+/// The position at which to fork.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ForkBody {
-    /// The new session's id; generated if there is none.
+    /// The new session's id; generated if omitted.
     #[serde(default, alias = "session_id")]
     id: Option<String>,
     /// After the newest checkpoint with this label.
@@ -44,7 +44,7 @@ pub struct ForkBody {
     turn: Option<usize>,
 }
 
-/// Where to go back to: exactly one place.
+/// The position to rewind to: exactly one of `label`, `position` and `turn`.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RewindBody {
@@ -57,7 +57,7 @@ pub struct RewindBody {
     /// After this number of turns.
     #[serde(default)]
     turn: Option<usize>,
-    /// Whether the session's workspace goes back as well, to its newest commit at or before that place.
+    /// Whether to restore the session's workspace, too: to its newest commit at or before that position.
     #[serde(default)]
     workspace: Option<bool>,
 }
@@ -71,16 +71,16 @@ pub struct WorkspaceView {
     saved: Option<String>,
 }
 
-/// What a rewind did.
+/// The result of a rewind.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct RewindView {
-    /// The end of the log after it; the `ETag`.
+    /// The sequence number of the last record afterwards; the `ETag`.
     seq: Seq,
-    /// The number of messages that are left.
+    /// The number of remaining messages.
     position: usize,
     /// The number of messages that were discarded.
     discarded: usize,
-    /// What became of the workspace, if that was asked for.
+    /// The result for the workspace, if `workspace` was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     workspace: Option<WorkspaceView>,
 }
@@ -100,7 +100,7 @@ fn parse_point(body: PlaceBody) -> ApiResult<Option<Point>> {
 #[utoipa::path(
     get, path = "/sessions/{id}/checkpoints", tag = "checkpoints", operation_id = "list_checkpoints",
     params(("id" = String, Path, description = "The session")),
-    responses((status = 200, description = "All of them", body = CheckpointList), Reading)
+    responses((status = 200, description = "All checkpoints of the session", body = CheckpointList), Reading)
 )]
 pub async fn list(
     State(app): State<AppState>,
@@ -113,7 +113,7 @@ pub async fn list(
     Ok(Json(CheckpointList { object: "list", data, next_cursor: None }))
 }
 
-/// Set a checkpoint at the end of a session
+/// Create a checkpoint at the end of a session
 #[utoipa::path(
     post, path = "/sessions/{id}/checkpoints", tag = "checkpoints", operation_id = "create_checkpoint",
     params(
@@ -121,7 +121,7 @@ pub async fn list(
         ("If-Match" = Option<String>, Header, description = "The `ETag` that the session must have (optimistic concurrency)"),
     ),
     request_body(content = NewCheckpoint),
-    responses((status = 201, description = "It is set", body = CheckpointView), Writing)
+    responses((status = 201, description = "The checkpoint was created", body = CheckpointView), Writing)
 )]
 pub async fn create(
     State(app): State<AppState>,
@@ -132,19 +132,22 @@ pub async fn create(
 ) -> ApiResult<Response> {
     let principal = caller.authorize_write()?;
     let label = body.label.map(CheckpointLabel::new).transpose()?;
-    let checkpoint =
-        if_match.apply_to(&app.tenure).checkpoint(&principal, &id, label).await.map_err(|e| if_match.error(e))?;
+    let checkpoint = app
+        .tenure
+        .checkpoint(&principal, &id, tenure::NewCheckpoint::from(label).if_match(if_match.0))
+        .await
+        .map_err(|e| if_match.error(e))?;
     Ok(view::json(StatusCode::CREATED, Some(checkpoint.seq), view::to_json(&CheckpointView::from(&checkpoint))))
 }
 
-/// A checkpoint with the whole state there
+/// Get a checkpoint with the session's state
 ///
-/// What had been said, which tool calls were pending, which results there were in the turn, the step of the run, and the metadata as it was.
+/// As of the checkpoint: the messages, the pending tool calls, the results in the current turn, the step of the run, and the metadata.
 #[utoipa::path(
     get, path = "/sessions/{id}/checkpoints/{place}", tag = "checkpoints", operation_id = "get_checkpoint",
     params(
         ("id" = String, Path, description = "The session"),
-        ("place" = String, Path, description = "Its label, or its position if it is a number; of several, the newest"),
+        ("place" = String, Path, description = "Its label, or its position if it is a number; if several match, the newest"),
     ),
     responses((status = 200, description = "The checkpoint", body = CheckpointWhole), Reading)
 )]
@@ -163,7 +166,7 @@ pub async fn get(
             Some(position) => c.position == position,
             None => c.label.as_str() == label,
         };
-        Some((session.seq, session.checkpoints.iter().rev().find(matches)?.clone()))
+        Some((session.head().seq, session.checkpoints.iter().rev().find(matches)?.clone()))
     });
     let Some((seq, checkpoint)) = lookup.await? else {
         let description = format!("checkpoint {}", excerpt(label));
@@ -175,8 +178,8 @@ pub async fn get(
 
 /// Rewind a session
 ///
-/// What came after it is cut off, and stays readable as discarded. With `workspace: true` the session's workspace goes back too; what is in
-/// it is committed first.
+/// Later messages are discarded; they stay readable under `discarded`. With `workspace: true` the files of the session's workspace are
+/// restored, too; its current files are committed first.
 #[utoipa::path(
     post, path = "/sessions/{id}/rewind", tag = "checkpoints", operation_id = "rewind_session",
     params(
@@ -184,7 +187,7 @@ pub async fn get(
         ("If-Match" = Option<String>, Header, description = "The `ETag` that the session must have (optimistic concurrency)"),
     ),
     request_body(content = RewindBody),
-    responses((status = 200, description = "Created", body = RewindView), Writing)
+    responses((status = 200, description = "The session was rewound", body = RewindView), Writing)
 )]
 pub async fn rewind(
     State(app): State<AppState>,
@@ -211,7 +214,7 @@ pub async fn rewind(
 
 /// Fork a session
 ///
-/// At a place, or at the end. Nothing is copied, however long it is; neither can change the other.
+/// At a position, or at the end. The shared history is referenced, not copied. Later changes to one of the two do not affect the other.
 #[utoipa::path(
     post, path = "/sessions/{id}/fork", tag = "checkpoints", operation_id = "fork_session",
     params(
@@ -232,6 +235,10 @@ pub async fn fork(
     let ForkBody { id: new, label, position, turn } = body;
     let point = parse_point(PlaceBody { label, position, turn })?.unwrap_or(Point::End);
     let new = new.map(SessionId::new).transpose()?;
-    let head = if_match.apply_to(&app.tenure).fork(&principal, &id, point, new).await.map_err(|e| if_match.error(e))?;
+    let head = app
+        .tenure
+        .fork(&principal, &id, tenure::Fork::at(point).id(new).if_match(if_match.0))
+        .await
+        .map_err(|e| if_match.error(e))?;
     Ok(view::session(StatusCode::CREATED, &head))
 }

@@ -16,41 +16,41 @@ use tenure::summary::KEEP_TURNS;
 use tenure::{CompactionPolicy, Principal, Seq, SessionId};
 use utoipa::ToSchema;
 
-/// How to compact.
+/// Options of a compaction.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CompactBody {
     /// Number of most recent turns that are not summarized; default 2.
     #[serde(default)]
     keep_turns: Option<usize>,
-    /// The model that writes the summary; else the one of `short_term.compact`, the assistant's, or the session's.
+    /// The model that writes the summary; by default the one of `short_term.compact`, else the assistant's, else the session's.
     #[serde(default)]
     model: Option<String>,
 }
 
-/// What a compaction did.
+/// The result of a compaction.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct CompactView {
     /// The session.
     session_id: String,
-    /// The end of the log after it; the `ETag`.
+    /// The sequence number of the last record afterwards; the `ETag`.
     seq: Seq,
-    /// How many more messages the summary covers than before; 0: there was nothing to do.
+    /// The number of messages that the summary covers in addition to before; 0 if there was nothing to do.
     compacted: usize,
-    /// The summary in force.
+    /// The current summary.
     summary: Option<SummaryView>,
 }
 
 /// Compact a session
 ///
-/// A model reads the oldest turns, all but the newest, and writes a summary that models are shown instead from now on. The messages stay:
-/// every other route goes on with them. A call and its result stay together, and so does a turn that has no answer yet.
+/// A model summarizes all turns but the newest ones. From then on, prompts contain the summary in place of these turns. The messages stay
+/// stored, and all other routes return them. A tool call is never separated from its result, and a turn without an answer is not summarized.
 #[utoipa::path(
     post, path = "/sessions/{id}/compact", tag = "sessions", operation_id = "compact_session",
     params(("id" = String, Path, description = "The session")),
     request_body(content = CompactBody),
     responses(
-        (status = 200, description = "It is written, or there was nothing to do", body = CompactView),
+        (status = 200, description = "The summary was written, or there was nothing to do", body = CompactView),
         (status = 429, description = "Too many requests are queued for the session", body = ErrorBody),
         (status = 502, description = "The model server is unreachable or returned an invalid response", body = ErrorBody),
         (status = 504, description = "The model server timed out", body = ErrorBody),
@@ -95,7 +95,7 @@ async fn summary_model(
 
 /// Remove the summary
 ///
-/// Models are shown the messages themselves again, as far as the window goes. No other summary is written until somebody asks for one.
+/// Prompts contain the messages themselves again, as far as the window permits. No summary is written again until one is requested.
 #[utoipa::path(
     post, path = "/sessions/{id}/uncompact", tag = "sessions", operation_id = "uncompact_session",
     params(
@@ -111,6 +111,6 @@ pub async fn uncompact(
     if_match: IfMatch,
 ) -> ApiResult<Response> {
     let principal = caller.authorize_write()?;
-    let head = if_match.apply_to(&app.tenure).uncompact(&principal, &id).await.map_err(|e| if_match.error(e))?;
+    let head = app.tenure.uncompact(&principal, &id, if_match.0).await.map_err(|e| if_match.error(e))?;
     Ok(view::session(StatusCode::OK, &head))
 }

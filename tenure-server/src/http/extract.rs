@@ -203,11 +203,6 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
 }
 
 impl IfMatch {
-    /// Returns a handle whose writes are rejected with a conflict if the condition does not hold (D-099).
-    pub fn apply_to(self, tenure: &tenure::Tenure) -> tenure::Tenure {
-        self.0.map_or_else(|| tenure.clone(), |seq| tenure.if_match(seq))
-    }
-
     /// Converts an error of a conditional write: a conflict becomes 412 Precondition Failed if `If-Match` was
     /// sent.
     pub fn error(self, e: tenure::Error) -> ApiError {

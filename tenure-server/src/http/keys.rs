@@ -34,12 +34,12 @@ pub struct KeyView {
     /// How the messages of its requests are merged: `auto`, `full` or `append`.
     #[schema(value_type = Option<String>)]
     pub history: Option<HistoryMode>,
-    /// Its own limits; those that are absent are as configured under `limits.keys`.
+    /// Its own limits; omitted ones are as configured under `limits.keys`.
     pub limits: KeyLimits,
     /// When it was created.
     #[schema(format = DateTime)]
     pub created_at: String,
-    /// When it stops working.
+    /// When it expires.
     #[schema(format = DateTime)]
     pub expires_at: Option<String>,
     /// When it was last used, to the minute.
@@ -74,9 +74,9 @@ impl KeyView {
 pub struct KeyList {
     /// `list`.
     object: &'static str,
-    /// The oldest first.
+    /// The keys, oldest first.
     data: Vec<KeyView>,
-    /// Always `null`: they come all at once.
+    /// Always `null`: the list is complete.
     next_cursor: Option<String>,
 }
 
@@ -86,25 +86,25 @@ pub struct KeyList {
 pub struct KeyInput {
     /// A description of its purpose.
     name: Option<String>,
-    /// The only user it can act as; absent: any.
+    /// The only user it can act as; any user if omitted.
     user: Option<String>,
-    /// The rights it grants; `read` and `write` if absent.
+    /// The rights it grants; `read` and `write` if omitted.
     rights: Option<Vec<Right>>,
     /// How the messages of its requests are merged: `auto`, `full` or `append`.
     #[schema(value_type = Option<String>)]
     history: Option<HistoryMode>,
-    /// When it stops working (RFC 3339); absent: never.
+    /// When it expires (RFC 3339); never if omitted.
     #[schema(value_type = Option<String>, format = DateTime)]
     expires_at: Option<Timestamp>,
     /// Its own limits.
     limits: KeyLimits,
 }
 
-/// How a key is rotated.
+/// Options of a key rotation.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rotation {
-    /// How long the old key stays valid, such as `24h`; `1h` if absent, `0s`: not at all.
+    /// How long the old key stays valid, such as `24h`; default `1h`; `0s` revokes it immediately.
     #[schema(value_type = Option<String>)]
     grace: Option<HumanDuration>,
 }
@@ -137,7 +137,7 @@ async fn find(app: &AppState, caller: &Caller, path: &PathParams) -> ApiResult<A
 /// Without their secrets. Needs the right `admin`; a key that is bound to a user lists that user's keys.
 #[utoipa::path(
     get, path = "/keys", tag = "keys", operation_id = "list_keys",
-    responses((status = 200, description = "The oldest first", body = KeyList), Asking)
+    responses((status = 200, description = "All keys, oldest first", body = KeyList), Asking)
 )]
 pub async fn list(State(app): State<AppState>, caller: Caller, mut params: StrictQuery) -> ApiResult<Json<KeyList>> {
     let principal = caller.authorize_admin()?;
@@ -153,7 +153,7 @@ pub async fn list(State(app): State<AppState>, caller: Caller, mut params: Stric
 
 /// Create a key
 ///
-/// The response has the secret, `key`, this once. It works at once, on every node. Needs the right `admin`; a key that is bound to
+/// Only this response contains the secret, `key`. The key is valid immediately, on every node. Needs the right `admin`; a key that is bound to
 /// a user creates keys of that user.
 #[utoipa::path(
     post, path = "/keys", tag = "keys", operation_id = "create_key",
@@ -190,11 +190,11 @@ pub async fn create(
 
 /// Revoke a key
 ///
-/// It stops working on this node at once, on others within two seconds. Keys stay required when the last one is revoked.
+/// The key becomes invalid on this node immediately, on other nodes within two seconds. Keys stay required when the last one is revoked.
 #[utoipa::path(
     delete, path = "/keys/{id}", tag = "keys", operation_id = "revoke_key",
     params(("id" = String, Path, description = "The key's id")),
-    responses((status = 200, description = "It is revoked", body = KeyRevoked), Finding)
+    responses((status = 200, description = "The key was revoked", body = KeyRevoked), Finding)
 )]
 pub async fn revoke(State(app): State<AppState>, caller: Caller, path: PathParams) -> ApiResult<Json<KeyRevoked>> {
     let key = find(&app, &caller, &path).await?;
@@ -204,8 +204,8 @@ pub async fn revoke(State(app): State<AppState>, caller: Caller, path: PathParam
 
 /// Rotate a key
 ///
-/// Creates a key with the same settings; the old one works for `grace` longer (one hour). The response has the new secret, `key`,
-/// this once.
+/// Creates a key with the same settings; the old one stays valid for `grace` (default: one hour). Only this response contains the new
+/// secret, `key`.
 #[utoipa::path(
     post, path = "/keys/{id}/rotate", tag = "keys", operation_id = "rotate_key",
     params(("id" = String, Path, description = "The key's id")),

@@ -43,7 +43,7 @@ pub struct NewMemory {
 pub struct MemoryView {
     /// `memory`.
     object: &'static str,
-    /// The memory: `id`, `text`, `scope`, whose it is, its `sources`, times and uses.
+    /// The memory: `id`, `text`, `scope`, its owner, its `sources`, times and number of uses.
     #[serde(flatten)]
     #[schema(value_type = Object)]
     memory: Memory,
@@ -54,9 +54,9 @@ pub struct MemoryView {
 pub struct MemoryList {
     /// `list`.
     object: &'static str,
-    /// By their ids.
+    /// The memories, ordered by id.
     data: Vec<MemoryView>,
-    /// Where the next page begins, if there is one.
+    /// The cursor of the next page; `null` on the last one.
     next_cursor: Option<String>,
 }
 
@@ -65,7 +65,7 @@ pub struct MemoryList {
 pub struct RecallView {
     /// `list`.
     object: &'static str,
-    /// The memories, the best first, each with its `score`, and its `similarity` if it was found by meaning.
+    /// The memories, best first, each with its `score`, and with its `similarity` if it was found by similarity search.
     #[schema(value_type = Vec<Object>)]
     data: Vec<tenure::RecallHit>,
     /// `hybrid`, or `full_text` if similarity search was not available.
@@ -96,20 +96,20 @@ pub struct NewDream {
 pub struct DreamView {
     /// `dream`.
     object: &'static str,
-    /// The dream: `id`, `at`, `dry_run`, how many `sessions` it looked at, and what was `promoted` and why.
+    /// The dream: `id`, `at`, `dry_run`, the number of `sessions` it scanned, and which memories were `promoted`, with the reason.
     #[serde(flatten)]
     #[schema(value_type = Object)]
     dream: Dream,
 }
 
-/// Dreams that promoted something.
+/// Dreams that promoted a memory.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct DreamList {
     /// `list`.
     object: &'static str,
-    /// The newest first.
+    /// The dreams, newest first.
     data: Vec<DreamView>,
-    /// Always `null`: they come all at once.
+    /// Always `null`: the list is complete.
     next_cursor: Option<String>,
 }
 
@@ -138,7 +138,7 @@ fn memory_target(session: Option<String>, assistant: Option<String>) -> ApiResul
     }
 }
 
-/// Consumes the query parameters that select whose memories are meant.
+/// Consumes the query parameters that select the owner of the memories.
 fn target_from_query(params: &mut StrictQuery) -> ApiResult<MemoryTarget> {
     memory_target(params.one("session_id")?, params.name("assistant_id")?)
 }
@@ -149,7 +149,7 @@ fn target_from_query(params: &mut StrictQuery) -> ApiResult<MemoryTarget> {
 #[utoipa::path(
     post, path = "/memories", tag = "memories", operation_id = "create_memory",
     request_body(content = NewMemory),
-    responses((status = 201, description = "It is remembered", body = MemoryView), Writing)
+    responses((status = 201, description = "The memory was stored", body = MemoryView), Writing)
 )]
 pub async fn create(
     State(app): State<AppState>,
@@ -201,7 +201,7 @@ pub async fn list(State(app): State<AppState>, caller: Caller, mut params: Stric
         ("assistant_id" = Option<String>, Query, description = "The memories of this assistant; without session and assistant, the user's own"),
         ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "Page size; default 20"),
     ),
-    responses((status = 200, description = "The best first", body = RecallView), Reading)
+    responses((status = 200, description = "The memories, best first", body = RecallView), Reading)
 )]
 pub async fn search(
     State(app): State<AppState>,
@@ -255,7 +255,7 @@ pub async fn get(
         ("session_id" = Option<String>, Query, description = "Among the memories of this session"),
         ("assistant_id" = Option<String>, Query, description = "Among the memories of this assistant; without session and assistant, the user's own"),
     ),
-    responses((status = 200, description = "It is forgotten", body = MemoryForgotten), Writing)
+    responses((status = 200, description = "The memory was deleted", body = MemoryForgotten), Writing)
 )]
 pub async fn delete(
     State(app): State<AppState>,
@@ -277,14 +277,14 @@ fn not_found(id: &str) -> ApiError {
     ApiError::not_found(format!("no memory {id}; GET /memories lists them", id = excerpt(id)))
 }
 
-/// Dream
+/// Run a dream
 ///
-/// Promotes what sessions recalled often, for different questions, on different days, to their users; the thresholds are in the
-/// configuration. For administrators.
+/// Promotes memories of sessions that were recalled often, for different questions and on different days, to memories of their users; the
+/// thresholds are configured under `dreams`. Needs the right `admin`.
 #[utoipa::path(
     post, path = "/dreams", tag = "memories", operation_id = "create_dream",
     request_body(content = NewDream),
-    responses((status = 200, description = "What was promoted, and why", body = DreamView), Making)
+    responses((status = 200, description = "The promoted memories, with the reasons", body = DreamView), Making)
 )]
 pub async fn dream(
     State(app): State<AppState>,
@@ -298,10 +298,10 @@ pub async fn dream(
 
 /// List dreams
 ///
-/// Those that promoted something. For administrators.
+/// Only those that promoted a memory. Needs the right `admin`.
 #[utoipa::path(
     get, path = "/dreams", tag = "memories", operation_id = "list_dreams",
-    responses((status = 200, description = "The newest first", body = DreamList), Asking)
+    responses((status = 200, description = "The dreams, newest first", body = DreamList), Asking)
 )]
 pub async fn dreams(State(app): State<AppState>, caller: Caller) -> ApiResult<Json<DreamList>> {
     let principal: Principal = caller.authorize_tenant_admin()?;
@@ -312,11 +312,11 @@ pub async fn dreams(State(app): State<AppState>, caller: Caller) -> ApiResult<Js
 
 /// Undo a dream
 ///
-/// Memories that were stored again since then stay. For administrators.
+/// Retracts the memories it promoted, except those that were stored again since. Needs the right `admin`.
 #[utoipa::path(
     delete, path = "/dreams/{id}", tag = "memories", operation_id = "undo_dream",
     params(("id" = String, Path, description = "The dream")),
-    responses((status = 200, description = "It is taken back", body = DreamUndone), Finding)
+    responses((status = 200, description = "The dream was undone", body = DreamUndone), Finding)
 )]
 pub async fn undo(State(app): State<AppState>, caller: Caller, path: PathParams) -> ApiResult<Json<DreamUndone>> {
     let principal = caller.authorize_tenant_admin()?;

@@ -22,7 +22,7 @@ use utoipa::ToSchema;
     params(
         ("id" = String, Path, description = "The session"),
         ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "Page size; default 20"),
-        ("after" = Option<u32>, Query, description = "Only those after this position; the `next_cursor` of the page before"),
+        ("after" = Option<u32>, Query, description = "Only messages after this position; the `next_cursor` of the previous page"),
         ("cursor" = Option<u32>, Query, description = "Alias of `after`"),
         ("last" = Option<u32>, Query, minimum = 1, maximum = 100, description = "The number of most recent messages; instead of `limit` and `after`"),
     ),
@@ -69,7 +69,7 @@ pub async fn list(
     Ok(view::json(StatusCode::OK, Some(head.seq), body))
 }
 
-/// Messages to add.
+/// Messages to append.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewMessages<'a> {
@@ -79,14 +79,14 @@ pub struct NewMessages<'a> {
     messages: Vec<&'a RawValue>,
 }
 
-/// What an append did.
+/// The result of an append.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct AppendedView {
-    /// The end of the log after it; the `ETag`.
+    /// The sequence number of the last record afterwards; the `ETag`.
     seq: Seq,
     /// The position of the first new message.
     position: usize,
-    /// How many messages the session has now.
+    /// The number of messages in the session afterwards.
     message_count: usize,
 }
 
@@ -148,7 +148,7 @@ fn parse_messages(bytes: &[u8]) -> ApiResult<Vec<Message>> {
 #[utoipa::path(
     get, path = "/sessions/{id}/discarded", tag = "messages", operation_id = "list_discarded",
     params(("id" = String, Path, description = "The session")),
-    responses((status = 200, description = "All of it", body = DiscardedList), Reading)
+    responses((status = 200, description = "The discarded messages, by rewind", body = DiscardedList), Reading)
 )]
 pub async fn discarded(
     State(app): State<AppState>,

@@ -22,7 +22,7 @@ pub struct ModelList {
     data: Vec<ModelView>,
 }
 
-/// A model, or an assistant that can be asked like one.
+/// A model, or an assistant that can be used like one.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ModelView {
     id: String,
@@ -33,7 +33,7 @@ pub struct ModelView {
 
 /// List models and assistants
 ///
-/// The configured models, the built-in one, the one that embeds in this process, and the assistants.
+/// The configured models, the built-in model, the local embedding model, and the assistants.
 #[utoipa::path(
     get, path = "/v1/models", tag = "openai", operation_id = "list_models",
     responses((status = 200, body = ModelList), (status = 401, body = ErrorBody), (status = 403, body = ErrorBody), (status = 500, body = ErrorBody), (status = 503, body = ErrorBody))
@@ -49,12 +49,12 @@ pub async fn list(State(app): State<AppState>, caller: Caller) -> ApiResult<Json
 
 /// Embed texts
 ///
-/// Passed on to the model's server as it is; the model that embeds in this process (`embeddings.model: local`) answers to its own name.
+/// The request is passed on to the model server unchanged. The local embedding model (`embeddings.model: local`) is addressed by its name.
 #[utoipa::path(
     post, path = "/v1/embeddings", tag = "openai", operation_id = "embed",
     request_body(content = Object),
     responses(
-        (status = 200, description = "As the model's server answers, in OpenAI's shape", body = Object),
+        (status = 200, description = "The embeddings, in OpenAI's format", body = Object),
         (status = 400, body = ErrorBody), (status = 401, body = ErrorBody), (status = 403, body = ErrorBody),
         (status = 404, description = "No such model, or it has no server", body = ErrorBody),
         (status = 408, body = ErrorBody), (status = 413, body = ErrorBody), (status = 415, body = ErrorBody),

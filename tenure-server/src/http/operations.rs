@@ -21,13 +21,13 @@ pub struct Health {
 
 const HEALTHY: Health = Health { status: "ok", version: env!("CARGO_PKG_VERSION") };
 
-/// Is the process alive?
+/// Check that the process is running
 #[utoipa::path(get, path = "/healthz", tag = "operations", operation_id = "healthz", responses((status = 200, body = Health)))]
 pub async fn healthz() -> Json<Health> {
     Json(HEALTHY)
 }
 
-/// Can the store be read and written?
+/// Check that the store can be read and written
 #[utoipa::path(
     get, path = "/readyz", tag = "operations", operation_id = "readyz",
     responses((status = 200, body = Health), (status = 503, description = "The store cannot be read or written", body = ErrorBody))
@@ -44,7 +44,7 @@ pub async fn readyz(State(app): State<AppState>) -> ApiResult<Json<Health>> {
 /// Timeout of the readiness check. Probes commonly give up after one second, so a later answer is useless.
 const READY_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(900);
 
-/// What the server does, for Prometheus
+/// Metrics for Prometheus
 #[utoipa::path(
     get, path = "/metrics", tag = "operations", operation_id = "metrics",
     responses(

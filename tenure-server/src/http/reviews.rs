@@ -31,16 +31,16 @@ pub struct ReviewView {
     call_id: Option<String>,
     /// The step under review: the tool's name.
     step: String,
-    /// `approve` (may it be done?) or `lost` (it was begun, and its result was lost: was it done?).
+    /// `approve` (may the call be executed?) or `lost` (the call was started and its result was lost: was it executed?).
     kind: &'static str,
     /// The queue of reviewers.
     queue: Option<String>,
     /// The arguments of the call.
     arguments: Value,
-    /// When it was asked.
+    /// When it was created.
     #[schema(format = DateTime)]
     created_at: String,
-    /// When it is decided without a person.
+    /// When it is decided automatically.
     #[schema(format = DateTime)]
     timeout_at: Option<String>,
     /// The decision on timeout.
@@ -51,7 +51,7 @@ pub struct ReviewView {
     /// When the claim expires.
     #[schema(format = DateTime)]
     claimed_until: Option<String>,
-    /// What was decided: `approved`, `rejected` or `corrected`.
+    /// The decision: `approved`, `rejected` or `corrected`.
     #[schema(value_type = Option<String>)]
     decision: Option<Decision>,
     /// Who decided.
@@ -96,18 +96,18 @@ impl ReviewView {
     }
 }
 
-/// Reviews; the sessions that were active last come first.
+/// Reviews, by most recently active session.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ReviewList {
     /// `list`.
     object: &'static str,
     /// The reviews.
     data: Vec<ReviewView>,
-    /// Where the next page begins; `null` on the last one.
+    /// The cursor of the next page; `null` on the last one.
     next_cursor: Option<String>,
 }
 
-/// Which reviews.
+/// Parameters that select reviews.
 #[derive(Debug, Deserialize, IntoParams)]
 pub struct ReviewQuery {
     /// Only those of this queue.
@@ -116,22 +116,22 @@ pub struct ReviewQuery {
     /// `open` (default) or `decided`.
     #[serde(default)]
     status: Option<String>,
-    /// Of at most so many sessions (20; at most 100).
+    /// Maximum number of sessions whose reviews are returned; default 20, at most 100.
     #[serde(default)]
     limit: Option<usize>,
-    /// Where to begin.
+    /// `next_cursor` of the previous page.
     #[serde(default)]
     cursor: Option<String>,
 }
 
-/// Who takes a review, and for how long.
+/// The claimant of a review, and the duration of the claim.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClaimBody {
     /// The reviewer; the requesting user if omitted.
     #[serde(default)]
     reviewer: Option<String>,
-    /// For how long others leave it alone, such as `15m` (the default).
+    /// The duration of the claim, such as `15m` (default).
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     lasting: Option<HumanDuration>,
@@ -141,8 +141,8 @@ pub struct ClaimBody {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DecisionBody {
-    /// `approved`, `rejected` or `corrected`. Of a call that was lost: it was done, it was not done (and is made now), or it was not done and
-    /// is made with other arguments.
+    /// `approved`, `rejected` or `corrected`. For a `lost` call: it was executed, it was not executed (and is executed now), or it was not
+    /// executed and is executed with other arguments.
     #[schema(value_type = String)]
     decision: Decision,
     /// The reviewer's reason.
@@ -152,7 +152,7 @@ pub struct DecisionBody {
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     arguments: Option<Map<String, Value>>,
-    /// Who decides; else the user who asks.
+    /// The reviewer; the requesting user if omitted.
     #[serde(default)]
     reviewer: Option<String>,
 }
@@ -228,7 +228,7 @@ pub async fn claim(
 #[utoipa::path(
     post, path = "/reviews/{review}/release", tag = "reviews", operation_id = "release_review",
     params(("review" = String, Path, description = "The review")), request_body(content = ClaimBody),
-    responses((status = 200, description = "Anybody can take it", body = ReviewView), Writing)
+    responses((status = 200, description = "The review can be claimed again", body = ReviewView), Writing)
 )]
 pub async fn release(
     State(app): State<AppState>,
@@ -249,7 +249,7 @@ pub async fn release(
 #[utoipa::path(
     post, path = "/reviews/{review}/decision", tag = "reviews", operation_id = "decide_review",
     params(("review" = String, Path, description = "The review")), request_body(content = DecisionBody),
-    responses((status = 200, description = "It is decided", body = ReviewView), Writing)
+    responses((status = 200, description = "The review was decided", body = ReviewView), Writing)
 )]
 pub async fn decide(
     State(app): State<AppState>,

@@ -21,7 +21,7 @@ use events::{PAGE, event, events};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tenure::{
-    Head, HistoryMode, Message, OnBusy, OnExpired, OpenRun, Principal, RawObject, RunId, Seq, SessionId, TurnError,
+    Head, HistoryMode, Message, OnBusy, OnExpired, OpenRun, Principal, Resumable, RunId, Seq, SessionId, TurnError,
     TurnOutcome, TurnRequest, TurnStart,
 };
 use tokio::sync::{mpsc, oneshot};
@@ -35,17 +35,17 @@ pub struct NewRun {
     #[serde(default)]
     #[schema(value_type = Option<Vec<Object>>)]
     messages: Option<Vec<Box<serde_json::value::RawValue>>>,
-    /// One text from the user, instead of `messages`.
+    /// The text of one user message, instead of `messages`.
     #[serde(default)]
     input: Option<String>,
-    /// The model; else the assistant's, else the session's.
+    /// The model; by default the assistant's, else the session's.
     #[serde(default)]
     model: Option<String>,
-    /// More for the model's server, such as `temperature`.
+    /// Further fields for the model server, such as `temperature`.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     options: Option<Map<String, Value>>,
-    /// `wait` (until it stops), `stream` (events as they happen) or `background` (answers at once).
+    /// `wait` (respond when the run ends or waits for review), `stream` (respond with its events) or `background` (respond immediately).
     #[serde(default)]
     mode: Wait,
     /// What to do if the session is busy: `queue`, `reject` or `interrupt`.
@@ -58,16 +58,16 @@ pub struct NewRun {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Wait {
-    /// Until it stops.
+    /// Respond when the run ends or waits for review.
     #[default]
     Wait,
-    /// Its events, as they happen.
+    /// Respond with its events as they occur.
     Stream,
-    /// Not at all.
+    /// Respond immediately.
     Background,
 }
 
-/// A run with what came of it.
+/// A run with its outcome.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct RunWhole {
     /// The run.
@@ -87,16 +87,16 @@ pub struct RunList {
     object: &'static str,
     /// The runs.
     data: Vec<RunView>,
-    /// Always `null`: they come all at once.
+    /// Always `null`: the list is complete.
     next_cursor: Option<String>,
 }
 
-/// What happened in a run.
+/// The events of a run.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct EventList {
     /// `list`.
     object: &'static str,
-    /// The events, oldest first: `seq`, `created_at`, `type`, and what it is about.
+    /// The events, oldest first: `seq`, `created_at`, `type` and `data`.
     #[schema(value_type = Vec<Object>)]
     data: Vec<Value>,
     /// The value of `after` for the next events.
@@ -105,18 +105,18 @@ pub struct EventList {
     over: bool,
 }
 
-/// Where to begin.
+/// The position after which events are returned.
 #[derive(Debug, Deserialize, IntoParams)]
 pub struct EventCursor {
-    /// The last event that is known; `Last-Event-ID` says the same.
+    /// The id of the last event received; the same as `Last-Event-ID`.
     #[serde(default)]
     after: Option<Seq>,
 }
 
 /// Start a run
 ///
-/// The model is asked, tools are called, and what happens is kept as it goes. A run goes on when its client goes away, when its server is
-/// restarted, and on another node when its own is gone.
+/// Executes model calls and tool calls until there is an answer. Each step is durable. The run continues if its client disconnects, after a
+/// restart of the server, and on another node if its own has failed.
 #[utoipa::path(
     post, path = "/sessions/{id}/runs", tag = "runs", operation_id = "create_run",
     params(("id" = String, Path, description = "The session"), ("Idempotency-Key" = Option<String>, Header, description = "Requests with the same key and body start one run")),
@@ -186,8 +186,8 @@ impl NewRun {
         }
         messages.extend(self.input.as_deref().map(Message::user));
         let options = Value::Object(self.options.unwrap_or_default());
-        let detail = jobs::runs::detail(&model, &serde_json::from_value(options).unwrap_or_default());
-        if detail.is_empty() {
+        let resumable = jobs::runs::resumable(&model, &serde_json::from_value(options).unwrap_or_default());
+        if resumable.is_none() {
             return Err(ApiError::too_large("options", "`options` is larger than 64 KiB; send less"));
         }
         let on_busy = self.on_busy.unwrap_or(on_busy);
@@ -199,7 +199,7 @@ impl NewRun {
         }
         let idempotency = idempotency_key(headers)?.map(|key| {
             let contents: Vec<&str> = messages.iter().map(Message::as_str).collect();
-            (key, blake3::hash(json!([id, contents, detail]).to_string().as_bytes()).to_hex().to_string())
+            (key, blake3::hash(json!([id, contents, resumable]).to_string().as_bytes()).to_hex().to_string())
         });
         Ok(TurnRequest {
             session: Some(id),
@@ -209,7 +209,7 @@ impl NewRun {
             on_busy,
             on_expired: OnExpired::Reject,
             idempotency,
-            detail,
+            resumable,
             ..TurnRequest::default()
         })
     }
@@ -218,7 +218,7 @@ impl NewRun {
 /// Opens a run: with messages as a new turn, without messages from the current end of the session.
 async fn open(app: &AppState, principal: &Principal, id: &SessionId, request: TurnRequest) -> ApiResult<TurnStart> {
     if request.messages.is_empty() {
-        let turn = app.tenure.start_run(principal, id, request.on_busy, request.detail).await?;
+        let turn = app.tenure.start_run(principal, id, request.on_busy, request.resumable).await?;
         return Ok(TurnStart::Run(Box::new(turn)));
     }
     Ok(app.tenure.begin_turn(principal, request).await?)
@@ -260,8 +260,8 @@ async fn execute(
     wait: Wait,
     meter: Option<TokenMeter>,
 ) -> ApiResult<Response> {
-    let id = turn.session_id.clone();
-    let run = turn.run.clone();
+    let id = turn.session_id().clone();
+    let run = turn.run_id().clone();
     tracing::Span::current().record("session_id", id.as_str());
     let (events_tx, events_rx) = mpsc::channel(super::chat::MAX_BUFFERED_EVENTS);
     let (ended_tx, ended) = oneshot::channel::<Result<TurnOutcome, TurnError>>();
@@ -295,7 +295,7 @@ async fn run_response(
         let answer = last.filter(|m| m.message.role() == tenure::Role::Assistant).map(|m| m.message.to_value());
         let open = session.open_reviews().filter(|r| r.opened.run.as_ref() == Some(run));
         let reviews = open.map(|r| r.opened.review.to_string()).collect();
-        Some((session.seq, RunWhole { run: RunView::of(state, session.head()), answer, reviews }))
+        Some((session.head().seq, RunWhole { run: RunView::of(state, session.head()), answer, reviews }))
     });
     match response.await? {
         Some((seq, run)) => Ok(view::json(status, Some(seq), view::to_json(&run))),
@@ -341,16 +341,16 @@ pub async fn get(
 
 /// Follow a run
 ///
-/// With `Accept: text/event-stream` (or none) what happens comes as server-sent events until the run is over, each with the number of its
-/// record as its id: who gives it back as `Last-Event-ID` misses nothing, also after a restart and on another node. With
-/// `Accept: application/json` what there is by now comes as a list.
+/// With `Accept: text/event-stream` (or none), events are sent as server-sent events until the run is over. The id of an event is the
+/// sequence number of its record: a client that sends it as `Last-Event-ID` receives all later events, also after a restart and from another
+/// node. With `Accept: application/json` the events so far are returned as a list.
 #[utoipa::path(
     get, path = "/sessions/{id}/runs/{run}/events", tag = "runs", operation_id = "run_events",
     params(
         ("id" = String, Path, description = "The session"), ("run" = String, Path, description = "The run"), EventCursor,
-        ("Last-Event-ID" = Option<String>, Header, description = "The last event that is known"),
+        ("Last-Event-ID" = Option<String>, Header, description = "The id of the last event received"),
     ),
-    responses((status = 200, description = "What happened", content((EventList = "application/json"), (String = "text/event-stream"))), Reading)
+    responses((status = 200, description = "The events", content((EventList = "application/json"), (String = "text/event-stream"))), Reading)
 )]
 pub async fn follow(
     State(app): State<AppState>,
@@ -383,7 +383,7 @@ pub async fn follow(
 #[utoipa::path(
     post, path = "/sessions/{id}/runs/{run}/cancel", tag = "runs", operation_id = "cancel_run",
     params(("id" = String, Path, description = "The session"), ("run" = String, Path, description = "The run")),
-    responses((status = 200, description = "It has ended", body = RunWhole), view::Ending)
+    responses((status = 200, description = "The run was cancelled, or had already ended", body = RunWhole), view::Ending)
 )]
 pub async fn cancel(
     State(app): State<AppState>,
@@ -397,9 +397,9 @@ pub async fn cancel(
     run_response(&app, &principal, &id, &run, StatusCode::OK).await
 }
 
-/// Resume after a run
+/// Resume a run
 ///
-/// Goes on from where a run that failed or was stopped has left the session, with what it was started with. This is a run of its own.
+/// Starts a new run that continues where a failed or cancelled run ended, with the same parameters.
 #[utoipa::path(
     post, path = "/sessions/{id}/runs/{run}/resume", tag = "runs", operation_id = "resume_run",
     params(("id" = String, Path, description = "The session"), ("run" = String, Path, description = "The run")),
@@ -423,11 +423,10 @@ pub async fn resume(
         };
         return Err(ApiError::new(StatusCode::CONFLICT, "run_not_ended", message));
     }
-    let mut detail = previous.detail;
-    if !detail.contains_key("model") {
-        let model = session_model(&app, &principal, &head).await?;
-        detail = jobs::runs::detail(&model, &RawObject::default());
-    }
-    let turn = app.tenure.start_run(&principal, &id, OnBusy::Reject, detail).await?;
+    let resumable = match previous.resumable() {
+        Some(resumable) => resumable,
+        None => Resumable::new(session_model(&app, &principal, &head).await?),
+    };
+    let turn = app.tenure.start_run(&principal, &id, OnBusy::Reject, Some(resumable)).await?;
     execute(&app, &principal, turn, Wait::Background, caller.token_meter(&app.rate_limits)).await
 }

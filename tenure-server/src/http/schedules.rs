@@ -35,7 +35,7 @@ pub struct ScheduleView {
     last_session_id: Option<String>,
     /// The last run.
     last_run_id: Option<String>,
-    /// Times at which it did not run, and why.
+    /// Times at which it was due and did not run, with the reasons.
     missed: Vec<MissedView>,
 }
 
@@ -45,7 +45,7 @@ pub struct MissedView {
     /// When it was due.
     #[schema(format = DateTime)]
     at: String,
-    /// Why it did not run.
+    /// The reason why it did not run.
     #[serde(rename = "why")]
     reason: String,
 }
@@ -55,9 +55,9 @@ pub struct MissedView {
 pub struct ScheduleList {
     /// `list`.
     object: &'static str,
-    /// All of the tenant's.
+    /// The schedules.
     data: Vec<ScheduleView>,
-    /// Always `null`: they come all at once.
+    /// Always `null`: the list is complete.
     next_cursor: Option<String>,
 }
 
@@ -66,7 +66,7 @@ pub struct ScheduleList {
 /// They are declared in `tenure.yaml`.
 #[utoipa::path(
     get, path = "/schedules", tag = "runs", operation_id = "list_schedules",
-    responses((status = 200, description = "All of the tenant's", body = ScheduleList), Asking)
+    responses((status = 200, description = "All schedules of the tenant", body = ScheduleList), Asking)
 )]
 pub async fn list(State(app): State<AppState>, caller: Caller) -> ApiResult<Json<ScheduleList>> {
     let principal = caller.authorize_read()?;

@@ -12,7 +12,7 @@ use tenure::excerpt;
 use tenure::{Role, SearchCursor, SearchHit, SearchPage, SearchRequest, Seq};
 use utoipa::ToSchema;
 
-/// A message that was found, or a session by its title.
+/// A matching message, or a session whose title matches.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct MatchView {
     /// `match`.
@@ -26,9 +26,9 @@ pub struct MatchView {
     /// When it was last active.
     #[schema(format = DateTime)]
     active_at: String,
-    /// The message's position, from 0; `null` if it is the title that was found, and so are the next three.
+    /// The message's position, from 0. If the title matched, this and the next three fields are `null`.
     position: Option<usize>,
-    /// Its record.
+    /// The sequence number of the message's record.
     seq: Option<Seq>,
     /// The role of the message.
     #[schema(value_type = Option<String>)]
@@ -36,9 +36,9 @@ pub struct MatchView {
     /// The time of the message.
     #[schema(format = DateTime)]
     created_at: Option<String>,
-    /// The piece of text where it was found, redacted. Plain text: what looks like HTML in it was said so.
+    /// The part of the text that matched, redacted. Plain text, not HTML: escape it before rendering it as HTML.
     snippet: String,
-    /// What was looked for in the snippet: `[from, to]` in characters (Unicode code points), `to` exclusive.
+    /// The positions of the matches in the snippet: `[from, to]` in characters (Unicode code points), `to` exclusive.
     #[schema(value_type = Vec<Vec<usize>>)]
     highlights: Vec<(usize, usize)>,
 }
@@ -67,14 +67,14 @@ impl From<SearchHit> for MatchView {
 pub struct MatchList {
     /// `list`.
     object: &'static str,
-    /// What was found.
+    /// The matches.
     data: Vec<MatchView>,
-    /// Where to go on; `null` when everything was looked at. A page may have nothing, and the next one something.
+    /// The cursor of the next page; `null` on the last one. A page without matches may be followed by one with matches.
     next_cursor: Option<String>,
     /// The number of sessions scanned for this page.
     #[serde(rename = "looked_at")]
     scanned: usize,
-    /// Whether the page ended because much was read for it, before it had `limit` matches: go on with `next_cursor`.
+    /// Whether the page ended at a scan limit, before it had `limit` matches; continue with `next_cursor`.
     #[serde(rename = "cut")]
     truncated: bool,
     /// Sessions that were skipped because their data is corrupt.
@@ -96,16 +96,16 @@ impl From<SearchPage> for MatchList {
 
 /// Search messages and titles
 ///
-/// In messages, tool calls and titles; the session that was active last first, and in it what was said last. All words must be in one
-/// message, without case and accents; `"words in quotes"` follow each other; `begin*` may go on. What was rewound is not found, nor what is redacted.
-/// A page ends after `limit` matches or when much was read: go on with `next_cursor` until it is `null`. The other parameters choose sessions,
-/// as in `GET /sessions`.
+/// Searches messages, tool calls and titles. Results are ordered by the session's last activity, within a session newest message first. All
+/// words must occur in one message, ignoring case and accents; `"words in quotes"` match a phrase, `begin*` a prefix. Discarded messages and
+/// redacted text are not found. A page ends after `limit` matches or at a scan limit: continue with `next_cursor` until it is `null`. The other
+/// parameters select sessions, as in `GET /sessions`.
 #[utoipa::path(
     get, path = "/search", tag = "sessions", operation_id = "search_sessions",
     params(
-        ("q" = String, Query, description = "What to look for"),
-        ("role" = Option<String>, Query, description = "Only what was said by `user`, `assistant`, `tool`, `system` or `developer`"),
-        ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "At most so many matches; 20 if not given"),
+        ("q" = String, Query, description = "The search query"),
+        ("role" = Option<String>, Query, description = "Only messages with this role: `user`, `assistant`, `tool`, `system` or `developer`"),
+        ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "Maximum number of matches per page; default 20"),
         ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page"),
         ("assistant_id" = Option<String>, Query, description = "In sessions of this assistant"),
         ("thread_id" = Option<String>, Query, description = "In sessions of this chat thread"),

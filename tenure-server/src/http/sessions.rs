@@ -47,7 +47,7 @@ pub struct NewSession {
     pub metadata: Option<Map<String, Value>>,
 }
 
-/// Fields to change: omitted fields stay, `null` removes.
+/// Fields to change: omitted fields stay unchanged, `null` removes a value.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SessionPatch {
@@ -80,7 +80,7 @@ pub struct SessionDeleted {
     session_id: String,
     object: &'static str,
     deleted: bool,
-    /// Whether it was destroyed; else it can be restored.
+    /// Whether it was purged; otherwise it can be restored.
     purged: bool,
 }
 
@@ -122,8 +122,8 @@ pub async fn create(
 
 /// List sessions
 ///
-/// Last active first. Those that expired or were deleted are left out unless `status` asks for them. `metadata.KEY=VALUE` looks for plain
-/// values in the metadata; it can be repeated, like `tag`.
+/// Last active first. Expired and deleted sessions are omitted unless `status` requests them. `metadata.KEY=VALUE` selects sessions by a
+/// scalar value in their metadata; it can be repeated, like `tag`.
 #[utoipa::path(
     get, path = "/sessions", tag = "sessions", operation_id = "list_sessions",
     params(
@@ -216,7 +216,8 @@ pub async fn patch(
     let SessionPatch { title, tags, model, metadata, status } = body;
     sessions::check_workspace(&app, &principal, &metadata).await?;
     let changes = tenure::SessionPatch { title, tags, model, metadata };
-    let head = if_match.apply_to(&app.tenure).patch(&principal, &id, changes, status).await;
+    let update = tenure::SessionUpdate::from(changes).status(status).if_match(if_match.0);
+    let head = app.tenure.update(&principal, &id, update).await;
     Ok(view::session(StatusCode::OK, &head.map_err(|e| if_match.error(e))?))
 }
 
@@ -227,10 +228,10 @@ pub async fn patch(
     delete, path = "/sessions/{id}", tag = "sessions", operation_id = "delete_session",
     params(
         ("id" = String, Path, description = "The session"),
-        ("purge" = Option<bool>, Query, description = "Destroy it for good"),
+        ("purge" = Option<bool>, Query, description = "Purge it: it cannot be restored"),
         ("If-Match" = Option<String>, Header, description = "The `ETag` that the session must have (optimistic concurrency)"),
     ),
-    responses((status = 200, description = "It is gone", body = SessionDeleted), Ending)
+    responses((status = 200, description = "The session was deleted", body = SessionDeleted), Ending)
 )]
 pub async fn delete(
     State(app): State<AppState>,
@@ -267,6 +268,6 @@ pub async fn restore(
     if_match: IfMatch,
 ) -> ApiResult<Response> {
     let principal = caller.authorize_write()?;
-    let head = if_match.apply_to(&app.tenure).restore(&principal, &id).await.map_err(|e| if_match.error(e))?;
+    let head = app.tenure.restore(&principal, &id, if_match.0).await.map_err(|e| if_match.error(e))?;
     Ok(view::session(StatusCode::OK, &head))
 }

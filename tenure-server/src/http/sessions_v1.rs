@@ -61,11 +61,11 @@ pub struct ExportView {
     /// The messages including media, each as it was sent.
     #[schema(value_type = Vec<Object>)]
     messages: Vec<Value>,
-    /// The pictures that are in the messages, base64.
+    /// The images in the messages, base64.
     images: Vec<String>,
-    /// The videos that are in the messages, base64.
+    /// The videos in the messages, base64.
     videos: Vec<String>,
-    /// The files that are in the messages.
+    /// The files in the messages.
     #[schema(value_type = Vec<Object>)]
     files: Vec<Value>,
 }
@@ -79,18 +79,18 @@ pub struct ExportView {
 pub async fn get(State(app): State<AppState>, caller: Caller, SessionPath(id): SessionPath) -> ApiResult<Response> {
     let principal = caller.authorize_read()?;
     let session = app.tenure.browsing(&principal).load(&principal, &id).await.map_err(gone_as_not_found)?;
-    let seq = session.seq;
+    let seq = session.head().seq;
     transfer::mistralrs_response(seq, &session.into())
 }
 
-/// What came of a PUT.
+/// The result of an import that replaces a session.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ReplacedView {
     /// The session.
     session_id: String,
-    /// The end of its log; the `ETag`.
+    /// The sequence number of its last record; the `ETag`.
     seq: Seq,
-    /// How many messages it has now.
+    /// The number of messages afterwards.
     message_count: usize,
     /// Parts of the import that a session cannot represent.
     #[serde(rename = "left_out")]
@@ -99,7 +99,8 @@ pub struct ReplacedView {
 
 /// Import a session, or replace it
 ///
-/// Our own export, plain messages (`{"messages": […]}` or the list alone), or an export of mistral.rs. What it replaces is rewound.
+/// The body is an export of Tenure, plain messages (`{"messages": […]}` or the list alone), or an export of mistral.rs. Messages that are
+/// replaced are discarded, as by a rewind.
 #[utoipa::path(
     put, path = "/v1/sessions/{id}", tag = "v1", operation_id = "import_session_v1",
     params(
@@ -107,7 +108,7 @@ pub struct ReplacedView {
         ("If-Match" = Option<String>, Header, description = "The `ETag` that the session must have (optimistic concurrency)"),
     ),
     request_body(content((Object = "application/json"), (String = "application/jsonl"))),
-    responses((status = 200, description = "Created", body = ReplacedView), Writing)
+    responses((status = 200, description = "The session was imported", body = ReplacedView), Writing)
 )]
 pub async fn put(
     State(app): State<AppState>,
@@ -132,29 +133,28 @@ pub async fn put(
         let reason = "the session exists and has a log of its own: times, runs and reviews are not replaced".to_owned();
         skipped.push(LeftOutView { session_id: id.to_string(), location, reason });
     }
-    let head =
-        if_match.apply_to(&app.tenure).import(&principal, &id, imported.export).await.map_err(|e| if_match.error(e))?;
+    let head = app.tenure.import(&principal, &id, imported.export, if_match.0).await.map_err(|e| if_match.error(e))?;
     let seq = head.seq;
     let view = ReplacedView { session_id: id.to_string(), seq, message_count: head.digest.messages, skipped };
     Ok(view::json(StatusCode::OK, Some(seq), view::to_json(&view)))
 }
 
-/// Whether a session was there.
+/// The result of deleting a session.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct DeletedView {
     /// The session.
     session_id: String,
-    /// Whether it was there.
+    /// Whether it existed.
     deleted: bool,
 }
 
 /// Delete a session
 ///
-/// 200 whether or not it was there. It can be restored until its retention ends.
+/// 200 whether or not it existed. It can be restored until its retention ends.
 #[utoipa::path(
     delete, path = "/v1/sessions/{id}", tag = "v1", operation_id = "delete_session_v1",
     params(("id" = String, Path, description = "The session")),
-    responses((status = 200, description = "Not found any more", body = DeletedView), Asking)
+    responses((status = 200, description = "The session is deleted, or did not exist", body = DeletedView), Asking)
 )]
 pub async fn delete(
     State(app): State<AppState>,
@@ -170,14 +170,14 @@ pub async fn delete(
     Ok(Json(DeletedView { session_id: id.to_string(), deleted }))
 }
 
-/// Where to fork.
+/// The position at which to fork.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ForkTurns {
-    /// The new session's id; generated if there is none.
+    /// The new session's id; generated if omitted.
     #[serde(default)]
     session_id: Option<String>,
-    /// After so many turns; all of them if not given.
+    /// After this number of turns; by default at the end.
     #[serde(default)]
     turns: Option<usize>,
 }
@@ -198,6 +198,6 @@ pub async fn fork(
     let principal = caller.authorize_write()?;
     let new = body.session_id.map(SessionId::new).transpose()?;
     let point = body.turns.map_or(Point::End, Point::Turn);
-    let head = app.tenure.fork(&principal, &id, point, new).await?;
+    let head = app.tenure.fork(&principal, &id, tenure::Fork::at(point).id(new)).await?;
     Ok(view::session(StatusCode::CREATED, &head))
 }

@@ -14,41 +14,41 @@ use serde_json::{Map, Value};
 use tenure::{Head, OwnerFilter, Principal, SessionQuery, Status};
 use utoipa::ToSchema;
 
-/// What the session should be, if there is none yet.
+/// The session to look up, or to create if there is none.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ThreadBody {
-    /// The assistant it belongs to; one of another assistant is another session.
+    /// The assistant it belongs to. Sessions of other assistants in the same thread are not considered.
     #[serde(default)]
     assistant_id: Option<String>,
-    /// Whether to begin a new one in any case.
+    /// Whether to create a new session in any case.
     #[serde(default)]
     fresh: Option<bool>,
-    /// The model of a new one.
+    /// The model of a new session.
     #[serde(default)]
     model: Option<String>,
-    /// The title of a new one.
+    /// The title of a new session.
     #[serde(default)]
     title: Option<String>,
-    /// The tags of a new one.
+    /// The tags of a new session.
     #[serde(default)]
     tags: Option<Vec<String>>,
-    /// The metadata of a new one.
+    /// The metadata of a new session.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     metadata: Option<Map<String, Value>>,
 }
 
-/// The session of a chat thread
+/// Get or create the session of a chat thread
 ///
-/// The one that was last active, or a new one when there is none in use: 200 or 201.
+/// Returns the most recently active session of the thread (200), or creates one if it has no active or paused session (201).
 #[utoipa::path(
     post, path = "/threads/{id}/session", tag = "threads", operation_id = "thread_session",
-    params(("id" = String, Path, description = "The thread, as the other program calls it")),
+    params(("id" = String, Path, description = "The thread's id in the chat application")),
     request_body(content = ThreadBody),
     responses(
         (status = 200, description = "The thread's live session", body = SessionView),
-        (status = 201, description = "A new one", body = SessionView),
+        (status = 201, description = "A new session was created", body = SessionView),
         Making,
     )
 )]

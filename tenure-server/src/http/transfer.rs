@@ -21,13 +21,13 @@ use utoipa::ToSchema;
 
 /// Export a session
 ///
-/// `tenure`: everything, for another Tenure. `openai`: `{"messages": […]}`. `mistralrs`: as `GET /v1/sessions/{id}` answers.
-/// `jsonl`: one message per line. The header `X-Tenure-Left-Out` lists what the format cannot carry.
+/// `tenure`: everything, for import into another installation. `openai`: `{"messages": […]}`. `mistralrs`: the response of `GET /v1/sessions/{id}`.
+/// `jsonl`: one message per line. The header `X-Tenure-Left-Out` lists what the format cannot represent.
 #[utoipa::path(
     get, path = "/sessions/{id}/export", tag = "transfer", operation_id = "export_session",
     params(
         ("id" = String, Path, description = "The session"),
-        ("format" = Option<String>, Query, description = "`tenure` (if not given), `openai`, `mistralrs` or `jsonl`"),
+        ("format" = Option<String>, Query, description = "`tenure` (default), `openai`, `mistralrs` or `jsonl`"),
     ),
     responses(
         (status = 200, description = "The session", content((Object = "application/json"), (String = "application/jsonl"))),
@@ -50,18 +50,18 @@ pub async fn export(
             return Ok(view::json(StatusCode::OK, Some(seq), view::to_json(&export)));
         }
         "openai" => {
-            let list = |s: &tenure::Session| (s.seq, format!(r#"{{"messages":{}}}"#, s.messages_json()));
+            let list = |s: &tenure::Session| (s.head().seq, format!(r#"{{"messages":{}}}"#, s.messages_json()));
             app.tenure.browsing(&principal).with_session(&principal, &id, list).await?
         }
         "mistralrs" => {
             let session = app.tenure.browsing(&principal).load(&principal, &id).await?;
-            (session.seq, mistralrs(&session.into())?)
+            (session.head().seq, mistralrs(&session.into())?)
         }
         "jsonl" => {
             let tenure = app.tenure.browsing(&principal);
             let lines = tenure.with_session(&principal, &id, |s| {
                 let lines: String = s.messages.iter().flat_map(|m| [m.message.as_str(), "\n"]).collect();
-                (s.seq, lines)
+                (s.head().seq, lines)
             });
             let (seq, lines) = lines.await?;
             let mut response = view::json(StatusCode::OK, Some(seq), lines);
@@ -109,24 +109,24 @@ pub(super) fn read(text: &str, format: Option<ImportFormat>) -> ApiResult<Vec<Im
     sessions.map_err(|e| ApiError::from(e).or_param("body"))
 }
 
-/// What came of an import.
+/// The result of an import.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ImportedView {
-    /// The new sessions, in the order in which they came.
+    /// The new sessions, in the order of the body.
     sessions: Vec<SessionView>,
     /// Parts of the import that a session cannot represent.
     #[serde(rename = "left_out")]
     skipped: Vec<LeftOutView>,
-    /// The sessions that the same exports were imported to before. They were imported again all the same.
+    /// Sessions from earlier imports of the same exports. The exports were imported again nevertheless.
     duplicate_of: Vec<String>,
 }
 
 /// A part of an import that a session cannot represent.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct LeftOutView {
-    /// The session that it was left out of.
+    /// The session that lacks it.
     pub session_id: String,
-    /// Where it is.
+    /// Its location in the import.
     #[serde(rename = "place")]
     pub location: String,
     /// What it is, and why it is not in the session.
@@ -146,17 +146,17 @@ pub(super) fn skipped_parts(id: &SessionId, imported: &ImportedSession) -> Vec<L
 
 /// Import sessions
 ///
-/// Our exports, plain OpenAI messages, exports of mistral.rs, transcripts of Claude Code, items of OpenAI's Responses API; JSON, or JSON
-/// lines. The form is recognised if it is not named. A session comes under the `id` in the query or the body, else under its own if that is
-/// free, else under a new one.
+/// Exports of Tenure, plain OpenAI messages, exports of mistral.rs, transcripts of Claude Code, or items of OpenAI's Responses API; as JSON
+/// or JSON lines. The format is detected if it is not given. The id of a session is the `id` in the query or the body, else its original id
+/// if that is not taken, else a new one.
 #[utoipa::path(
     post, path = "/sessions/import", tag = "transfer", operation_id = "import_sessions",
     params(
-        ("id" = Option<String>, Query, description = "The id it gets, if it is one session"),
+        ("id" = Option<String>, Query, description = "The id of the new session, if the body is a single session"),
         ("format" = Option<String>, Query, description = "`tenure`, `openai`, `mistralrs`, `claude-code` or `responses`"),
     ),
     request_body(content((Object = "application/json"), (String = "application/jsonl"))),
-    responses((status = 201, description = "They are there", body = ImportedView), Making)
+    responses((status = 201, description = "The sessions were imported", body = ImportedView), Making)
 )]
 pub async fn import(
     State(app): State<AppState>,

@@ -17,16 +17,16 @@ use utoipa::ToSchema;
 pub struct ReceiptView {
     /// The user whose data was erased.
     user: String,
-    /// How many sessions were destroyed.
+    /// The number of sessions that were purged.
     sessions: usize,
-    /// When it was done.
+    /// The time of the erasure.
     #[schema(format = DateTime)]
     at: String,
 }
 
 /// Erase all data of a user
 ///
-/// Every session of theirs, for good, and their transcripts. Needs the right `admin`. A user of whom nothing is known is erased too: with 0 sessions.
+/// Purges all sessions of the user, and deletes their transcripts. Needs the right `admin`. Erasing an unknown user succeeds, with 0 sessions.
 #[utoipa::path(
     delete, path = "/users/{id}", tag = "users", operation_id = "erase_user",
     params(("id" = String, Path, description = "The user")),

@@ -6,12 +6,12 @@ use crate::app::{App, AppState};
 use crate::auth::rate_limit::{Metered, TokenMeter};
 use crate::clock::Stopwatch;
 use crate::observability::metrics::{self, TimedModel};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 use tenure::{
-    Executors, Head, Model, ModelError, OpenRun, Principal, RawObject, RunEvent, RunId, RunOutcome, SessionId,
-    TurnError, TurnOutcome,
+    Executors, Head, Model, ModelError, OpenRun, Principal, RawObject, Resumable, RunEvent, RunId, RunOutcome,
+    SessionId, TurnError, TurnOutcome,
 };
 use tokio::sync::mpsc;
 
@@ -22,18 +22,16 @@ const MAX_OPTIONS: usize = 64 << 10;
 /// Maximum number of runs taken over in one pass.
 const MAX_TAKEOVERS: usize = 64;
 
-/// The details stored with a run, so that any node can resume it: the model's name and the request options
-/// without the conversation, stream and user fields (D-043). Returns an empty map if the options exceed
-/// `MAX_OPTIONS`.
-pub fn detail(model: &str, options: &RawObject) -> Map<String, Value> {
+/// The parameters stored with a run, so that any node can resume it: the model's name and the request options
+/// without the conversation, stream and user fields (D-043). `None` if the options exceed `MAX_OPTIONS`.
+pub fn resumable(model: &str, options: &RawObject) -> Option<Resumable> {
     let mut options = options.clone();
     ["messages", "model", "stream", "stream_options", "user"].iter().for_each(|name| drop(options.remove(name)));
     let text = options.to_string();
     if text.len() > MAX_OPTIONS {
-        return Map::new();
+        return None;
     }
-    let options: Value = serde_json::from_str(&text).unwrap_or_default();
-    Map::from_iter([("model".to_owned(), json!(model)), ("options".to_owned(), options)])
+    Some(Resumable::new(model).with_options(serde_json::from_str(&text).unwrap_or_default()))
 }
 
 /// Parameters for executing a run.
@@ -54,14 +52,16 @@ pub struct Drive {
 /// the compaction that may be due.
 pub async fn execute_run(app: &AppState, turn: OpenRun, parameters: Drive) -> Result<TurnOutcome, TurnError> {
     let Drive { model, model_name, options, listener, open_duration: opened } = parameters;
-    let session_id = turn.session_id.clone();
-    let run = turn.run.clone();
+    let session_id = turn.session_id().clone();
+    let run = turn.run_id().clone();
     let principal = turn.principal().clone();
     let summaries = turn.compaction_policy();
-    let stream = listener.is_some();
     let stopwatch = Stopwatch::start();
-    let executors = Executors { model: &*model, tools: Some(&*app.tools) };
-    let outcome = turn.run(executors, options, stream, listener).await;
+    let mut executors = Executors::new(&*model).tools(&*app.tools).options(options);
+    if let Some(listener) = listener {
+        executors = executors.stream(true).events(listener);
+    }
+    let outcome = turn.execute(executors).await;
     metrics::turn(opened, stopwatch.elapsed(), &model, &outcome);
     notify_run_ended(app, &principal, &session_id, &run, &outcome).await;
     compact::after_turn(app, &principal, &session_id, summaries, &model_name);
@@ -76,15 +76,14 @@ pub async fn execute_stored_run(
     listener: Option<mpsc::Sender<RunEvent>>,
     meter: Option<TokenMeter>,
 ) -> Result<TurnOutcome, TurnError> {
-    let model_name = turn.detail.get("model").and_then(Value::as_str).unwrap_or_default().to_owned();
-    let options = turn.detail.get("options").cloned().unwrap_or_else(|| json!({}));
-    let mut options: RawObject = serde_json::from_value(options).unwrap_or_default();
+    let Resumable { model: model_name, options, .. } = turn.resumable().cloned().unwrap_or_default();
+    let mut options: RawObject = serde_json::from_value(Value::Object(options)).unwrap_or_default();
     options.set("model", &model_name);
     if listener.is_some() {
         options.set("stream", true);
     }
-    let session_id = turn.session_id.clone();
-    let run = turn.run.clone();
+    let session_id = turn.session_id().clone();
+    let run = turn.run_id().clone();
     let model = app.models.get(&model_name).unwrap_or_else(|| Arc::new(MissingModel(model_name.clone())));
     let model: Arc<dyn Model> = match meter {
         Some(meter) => Arc::new(Metered { model, meter }),
@@ -153,7 +152,7 @@ pub fn spawn_takeover(app: &AppState, head: Head) {
     app.tasks.spawn(async move {
         match app_handle.tenure.claim_orphaned_run(&head).await {
             Ok(Some(turn)) => {
-                tracing::info!(session_id = %turn.session_id, run = %turn.run, "resuming a run");
+                tracing::info!(session_id = %turn.session_id(), run = %turn.run_id(), "resuming a run");
                 drop(execute_stored_run(&app_handle, turn, None, None).await);
             }
             Ok(None) => {}

@@ -15,7 +15,7 @@ use serde_json::json;
 use std::collections::VecDeque;
 use std::time::Duration;
 use tenure::store::{Item, Namespace, Owner};
-use tenure::{HistoryMode, Message, OnBusy, OnExpired, RawObject, RunId, SessionId, TurnRequest, TurnStart};
+use tenure::{HistoryMode, Message, OnBusy, OnExpired, Resumable, RunId, SessionId, TurnRequest, TurnStart};
 
 /// A due time older than this is recorded as missed instead of being run.
 const MAX_DELAY: SignedDuration = SignedDuration::from_mins(5);
@@ -215,7 +215,7 @@ impl<'a> ScheduleJob<'a> {
             messages: vec![Message::user(&input)],
             history: Some(HistoryMode::Append),
             assistant: Some(assistant.clone()),
-            detail: runs::detail(&model, &RawObject::default()),
+            resumable: Some(Resumable::new(&model)),
             model: Some(model),
             on_busy: OnBusy::Reject,
             on_expired: OnExpired::Restore,
@@ -225,7 +225,7 @@ impl<'a> ScheduleJob<'a> {
         match self.app.tenure.begin_turn(&self.compiled.principal, request).await? {
             TurnStart::AlreadyAnswered { session_id, run, .. } => Ok((session_id, run)),
             TurnStart::Run(turn) => {
-                let started = (turn.session_id.clone(), turn.run.clone());
+                let started = (turn.session_id().clone(), turn.run_id().clone());
                 tracing::info!(schedule = name, session_id = %started.0, run = %started.1, "scheduled run started");
                 let app_handle = self.app.clone();
                 self.app
@@ -242,7 +242,7 @@ impl ScheduleState {
         self.last = self.last.max(Some(record.at()));
         match record {
             ScheduleRecord::New { .. } => {}
-            ScheduleRecord::Missed { at, reason: why } => self.missed.push(MissedStart { at, reason: why }),
+            ScheduleRecord::Missed { at, reason } => self.missed.push(MissedStart { at, reason }),
             ScheduleRecord::Ran { at, count, session, run } => {
                 self.count = count;
                 self.session = Some(session);

@@ -68,7 +68,7 @@ fn answer(messages: &[Message]) -> Value {
     let last = messages.iter().rev().find(|m| !m.role().is_instruction());
     let count = format!("I see {} message{}.", messages.len(), if messages.len() == 1 { "" } else { "s" });
     let Some(last) = last else {
-        return json!({"role": "assistant", "content": format!("Nobody has said anything. {count}")});
+        return json!({"role": "assistant", "content": format!("There is no message to answer. {count}")});
     };
     let text = last.text();
     match last.role() {

@@ -34,8 +34,8 @@ const OPEN_FILES: u32 = 256;
 
 /// Returns the tool's definition for the model.
 pub fn tool() -> Tool {
-    let description = "Runs Python code. What is printed and the value of the last expression come back. Variables, functions and imports are \
-                       kept between calls. There is no network; files can be written to the current directory.";
+    let description = "Runs Python code. Returns the printed output and the value of the last expression. Variables, functions and imports \
+                       persist between calls. There is no network access; files can be written to the current directory.";
     let code = json!({"type": "string", "description": "The code"});
     Tool {
         name: callable_name(NAME),

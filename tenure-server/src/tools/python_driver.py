@@ -66,11 +66,11 @@ def evaluate(code, name, names):
 
 
 def complaint(error):
-    """What an exception says, without our own part of the stack."""
+    """Formats an exception, without the frames of this file."""
     try:
-        told = traceback.TracebackException.from_exception(error)
-        told.stack = traceback.StackSummary.from_list([frame for frame in told.stack if frame.filename != HERE])
-        return "".join(told.format()).rstrip()
+        formatted = traceback.TracebackException.from_exception(error)
+        formatted.stack = traceback.StackSummary.from_list([frame for frame in formatted.stack if frame.filename != HERE])
+        return "".join(formatted.format()).rstrip()
     except BaseException as another:
         return f"{type(error).__name__} ({type(another).__name__} while it was described)"
 
@@ -122,9 +122,9 @@ class Interpreter:
             error = error or "KeyboardInterrupt"
         if os.getpid() != self.pid:
             os._exit(0)  # a fork that did not end where it should have
-        return {"text": self.told(value or error), "failed": bool(error)}
+        return {"text": self.result_text(value or error), "failed": bool(error)}
 
-    def told(self, last):
+    def result_text(self, last):
         try:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()

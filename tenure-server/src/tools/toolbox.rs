@@ -6,7 +6,7 @@ use anyhow::Context;
 use async_trait::async_trait;
 use std::collections::HashMap;
 use std::future::Future;
-use tenure::{Assistant, SessionKey, Tool, ToolError, ToolInvocation, ToolOutput, ToolSource, Tools};
+use tenure::{SessionKey, Tool, ToolContext, ToolError, ToolInvocation, ToolOutput, ToolSource, Tools};
 
 /// Dispatches tool calls to MCP servers, HTTP endpoints and the Python pool.
 pub struct Toolbox {
@@ -86,11 +86,16 @@ impl Toolbox {
     }
 }
 
+/// The tool sources of the session's assistant. A session without an assistant has none.
+fn sources<'a>(context: &ToolContext<'a>) -> &'a [ToolSource] {
+    context.assistant.map_or(&[], |assistant| &assistant.tools)
+}
+
 #[async_trait]
 impl Tools for Toolbox {
-    async fn list(&self, assistant: &Assistant) -> Result<Vec<Tool>, ToolError> {
+    async fn list(&self, context: &ToolContext<'_>) -> Result<Vec<Tool>, ToolError> {
         let mut tools: Vec<Tool> = Vec::new();
-        for source in &assistant.tools {
+        for source in sources(context) {
             let listed = match source {
                 ToolSource::Python(_) => vec![python::tool()],
                 // Memory tools are provided by the library.
@@ -111,9 +116,9 @@ impl Tools for Toolbox {
         Ok(tools)
     }
 
-    async fn call(&self, assistant: &Assistant, call: &ToolInvocation) -> Result<ToolOutput, ToolError> {
+    async fn call(&self, context: &ToolContext<'_>, call: &ToolInvocation) -> Result<ToolOutput, ToolError> {
         let mut last_error = None;
-        for source in &assistant.tools {
+        for source in sources(context) {
             let entry = match source {
                 ToolSource::Python(python) if call.tool == python::NAME => return self.python.call(python, call).await,
                 ToolSource::Python(_) | ToolSource::Memory => continue,

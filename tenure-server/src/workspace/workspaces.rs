@@ -54,7 +54,9 @@ impl Workspaces {
         let this = self.clone();
         tenure.on_expire(move |session, _| {
             let this = this.clone();
-            async move { this.commit(session.head(), session.seq, "end of the session").await.map_err(|e| e.to_string()) }
+            async move {
+                this.commit(session.head(), session.head().seq, "end of the session").await.map_err(|e| e.to_string())
+            }
         });
         if self.checkpoints {
             tenure.on_checkpoint(move |head, label, seq| {

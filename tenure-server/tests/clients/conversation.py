@@ -1,4 +1,4 @@
-"""A conversation with the server, and the check that nothing of it is lost, repeated or cut off."""
+"""A conversation with the server, and the check that nothing of it is lost, repeated or truncated."""
 
 import time
 import uuid

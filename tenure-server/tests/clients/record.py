@@ -13,7 +13,7 @@ import pathlib
 from drivers import CLIENTS, Client
 from drivers.node import HOST
 from stub import ModelRequest, Stub
-from transcript import HELLO, WEATHER, WHO, line, lines
+from transcript import HELLO, WEATHER, NAME_QUESTION, line, lines
 
 MAX_TEXT = 300
 HISTORY = {
@@ -28,7 +28,7 @@ def record(stub: Stub, client: Client, style: str, stream: bool) -> dict:
     driver = client.driver(stub.base_url, style=style, stream=stream)
     requests = []
     stored = []
-    for number, question in enumerate((HELLO, WEATHER, WHO), start=1):
+    for number, question in enumerate((HELLO, WEATHER, NAME_QUESTION), start=1):
         before = len(stub.requests)
         driver.ask(question)
         for request in stub.requests[before:]:

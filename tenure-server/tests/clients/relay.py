@@ -28,13 +28,13 @@ class Connection(socketserver.BaseRequestHandler):
         requests.join()
 
 
-def copy_bytes(source: socket.socket, target: socket.socket, kept: bytearray | None = None):
+def copy_bytes(source: socket.socket, target: socket.socket, received: bytearray | None = None):
     """Copies until the source ends, then ends both directions of the target."""
-    # An error means that one of the two has gone away; the other is told below.
+    # An error means that one of the two has disconnected; the other connection is closed below.
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
-            if kept is not None:
-                kept += data
+            if received is not None:
+                received += data
             target.sendall(data)
     for connection in (source, target):
         with contextlib.suppress(OSError):

@@ -42,8 +42,8 @@ def answer_to(messages: list[dict], tools: list[str]) -> dict:
     if "weather" in question:
         return weather(messages[last + 1 :], tools)
     if "who am i" in question:
-        return say(name_in(messages))
-    return say(GREETING)
+        return text_answer(name_in(messages))
+    return text_answer(GREETING)
 
 
 def weather(since_question: list[dict], tools: list[str]) -> dict:
@@ -62,11 +62,11 @@ def weather(since_question: list[dict], tools: list[str]) -> dict:
         return call(("locate", {"person": "me"}))
     if "forecast" not in done:
         return call(("forecast", {"day": "today"}), ("forecast", {"day": "tomorrow"}))
-    return say(FORECAST)
+    return text_answer(FORECAST)
 
 
 def name_in(messages: list[dict]) -> str:
-    """Who the user is, as far as the messages tell."""
+    """The user's name, if a message contains it."""
     for message in messages:
         found = re.search(r"\bI am (\w+)", text_of(message))
         if message["role"] == "user" and found:
@@ -74,7 +74,7 @@ def name_in(messages: list[dict]) -> str:
     return UNKNOWN
 
 
-def say(text: str) -> dict:
+def text_answer(text: str) -> dict:
     return {"role": "assistant", "content": text}
 
 

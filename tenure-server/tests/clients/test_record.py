@@ -7,7 +7,7 @@ import pytest
 from cases import available, cases
 from drivers import CLIENTS
 from record import file_name, record_all
-from transcript import HELLO, WEATHER, WHO, expected, lines, short
+from transcript import HELLO, WEATHER, NAME_QUESTION, expected, lines, short
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def recorded_ids(trace: dict) -> list[str]:
 
 @cases("append", "full", "window")
 def test_a_trace_has_the_whole_conversation(trace, client, style, stream):
-    conversation = expected([HELLO, WEATHER, WHO], recorded_ids(trace), client.handoff)
+    conversation = expected([HELLO, WEATHER, NAME_QUESTION], recorded_ids(trace), client.handoff)
     if style != "full":
         # Without a server, the third request has nothing of the first turn.
         conversation[-1] = "assistant: I do not know."

@@ -1,4 +1,4 @@
-"""The server is killed between two turns, and the conversation goes on with a new one."""
+"""The server is killed between two turns, and the conversation continues with a new one."""
 
 import uuid
 
@@ -8,7 +8,7 @@ from cases import all_cases, available, cases
 from conversation import Conversation
 from drivers import CLIENTS
 from server import running_server
-from transcript import HELLO, WEATHER, WHO
+from transcript import HELLO, WEATHER, NAME_QUESTION
 
 STYLES = ("append", "full", "window")
 
@@ -26,7 +26,7 @@ class Attempt:
         self.conversation.ask_all(self.driver, HELLO, WEATHER)
 
     def after_the_crash(self):
-        self.conversation.ask(self.driver, WHO)
+        self.conversation.ask(self.driver, NAME_QUESTION)
 
     def run(self, step):
         """What goes wrong with one client must not hide how the others do."""

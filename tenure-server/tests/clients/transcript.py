@@ -8,8 +8,8 @@ from stub import FORECAST, GREETING, ModelRequest, text_of
 
 HELLO = "hello, I am Zoe"
 WEATHER = "what is the weather?"
-WHO = "who am I?"
-WHO_AGAIN = "once more: who am I?"
+NAME_QUESTION = "who am I?"
+NAME_QUESTION_AGAIN = "once more: who am I?"
 
 
 def short(call_id: str) -> str:
@@ -22,8 +22,8 @@ def line(message: dict) -> str:
     if message["role"] == "tool":
         return f"tool {short(message['tool_call_id'])}: {text}"
     if calls := message.get("tool_calls"):
-        made = " ".join(f"{call['function']['name']}#{short(call['id'])}" for call in calls)
-        return f"calls {made}" + (f": {text}" if text else "")
+        calls_text = " ".join(f"{call['function']['name']}#{short(call['id'])}" for call in calls)
+        return f"calls {calls_text}" + (f": {text}" if text else "")
     return f"{message['role']}: {text}"
 
 

@@ -111,7 +111,7 @@ in_every_way! {
         let shown = home.model.shown();
         assert_eq!((&shown[0], shown.len()), (&system("In rhyme."), 8));
         assert_eq!(shown.iter().filter(|m| m["role"] == "system").count(), 1);
-        assert_eq!(home.session("s").await.digest.turns, 3, "no turn was lost");
+        assert_eq!(home.session("s").await.head().digest.turns, 3, "no turn was lost");
     }
 
     /// The last user message again: the session is rewound to it and the answer is regenerated.
@@ -185,7 +185,8 @@ in_every_way! {
 
     /// An earlier turn without its images matches, and they are re-attached; a new image is added.
     async fn pictures(home: &mut Home) {
-        let (first, second) = (picture("What is this?", 7), picture("And this?", 8));
+        let first = picture("What is this?", 7);
+        let second = picture("And this?", 8);
         home.chat(json!({"session_id": "s", "messages": [first]})).await;
         assert_eq!(home.model.shown(), std::slice::from_ref(&first));
         let reply = home.chat(json!({"session_id": "s", "messages": [user("What is this?"), assistant("answer 1"), user("Sure?")]})).await;
@@ -308,8 +309,10 @@ async fn unknown_fields_are_passed_on_untouched() {
 /// Several models by name, with the upstream name and key of each.
 #[tokio::test(flavor = "multi_thread")]
 async fn models_are_selected_by_name() {
-    let (big, small) = (Script::default(), Script::default());
-    let (one, two) = (big.start().await, small.start().await);
+    let big = Script::default();
+    let small = Script::default();
+    let one = big.start().await;
+    let two = small.start().await;
     let change = |config: &mut Config| {
         config.models = vec![model("big", &one), model("small", &two)];
         config.models[1].model = Some("small-2026".into());
@@ -372,7 +375,7 @@ async fn instructions_of_the_assistant_come_first() {
         say("Two", json!({})).await;
         assert_eq!(home.model.shown(), [system("Rhyme."), system("Be brief."), user("Two")], "one turn is shown");
         assert_eq!(home.stored("s").await.len(), 5, "all are kept, and the instructions are not among them");
-        assert_eq!(home.session("s").await.assistant.as_deref(), Some("poet"));
+        assert_eq!(home.session("s").await.head().assistant.as_deref(), Some("poet"));
         say("Psst", json!({"store": false})).await;
         assert_eq!(home.model.shown(), [system("Rhyme."), system("Be brief."), user("Psst")]);
         let reply = say("One", json!({"assistant_id": "painter"})).await;

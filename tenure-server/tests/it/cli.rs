@@ -109,7 +109,7 @@ fn chat_over_a_pipe() {
         "checkpoint here after message 8\n",
         "turn-1                  2",
         "You said: in the fork I see 3 messages.\n",
-        "goes on after message 2; what was cut off (2 messages) stays in the log",
+        "is rewound to message 2; discarded: 2 messages, still in the log",
         "You said: /literal I see 3 messages.\n",
         "You said: fresh I see 1 message.\n",
         "[8] assistant\n    You said: multi\n    line I see 7 messages.\n",
@@ -255,11 +255,14 @@ fn a_server_and_a_store_give_the_same_output() {
 /// A server with one tool, which answers each call with `done`. Returns its address and the recorded calls.
 fn tool() -> (String, Arc<Mutex<Vec<String>>>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let (url, calls) = (format!("http://{}/refund", listener.local_addr().unwrap()), Arc::default());
+    let url = format!("http://{}/refund", listener.local_addr().unwrap());
+    let calls = Arc::default();
     let received: Arc<Mutex<Vec<String>>> = Arc::clone(&calls);
     std::thread::spawn(move || {
         for stream in listener.incoming() {
-            let (mut stream, mut request, mut part) = (stream.unwrap(), Vec::new(), [0; 4096]);
+            let mut stream = stream.unwrap();
+            let mut request = Vec::new();
+            let mut part = [0; 4096];
             while !request.ends_with(b"}") {
                 let n = stream.read(&mut part).unwrap();
                 request.extend_from_slice(&part[..n]);
@@ -310,7 +313,9 @@ fn reviews_are_decided() {
         let all = list["data"].as_array().unwrap();
         all.iter().find(|r| r["session_id"] == session).unwrap()["id"].as_str().unwrap().to_owned()
     };
-    let (one, two, three) = (of("one"), of("two"), of("three"));
+    let one = of("one");
+    let two = of("two");
+    let three = of("three");
     let shown = tenure(dir, &["reviews", "show", &one]).ok();
     assert!(shown.contains("step        refund\narguments   {\"x\":5}\nqueue       finance\n"), "{shown}");
     // On a store the decision is stored, and nothing is executed.

@@ -239,7 +239,7 @@ async fn compaction_on_request() {
     assert_eq!(home.call("GET", "/sessions/s", Value::Null).await.body["summary"], Value::Null);
     assert!(home.append_user_message("And?").await.said().ends_with("I see 15 messages."));
     // Invalid input changes nothing.
-    let seq = home.session("s").await.seq;
+    let seq = home.session("s").await.head().seq;
     for (path, body, status) in [
         ("/sessions/s/compact", json!({"keep": 1}), 400),
         ("/sessions/s/compact", json!({"keep_turns": -1}), 400),
@@ -252,7 +252,7 @@ async fn compaction_on_request() {
         assert_eq!(reply.status, status, "{path} {body}: {reply:?}");
         assert!(!reply.code().is_empty(), "{reply:?}");
     }
-    assert_eq!(home.session("s").await.seq, seq);
+    assert_eq!(home.session("s").await.head().seq, seq);
     home.call("DELETE", "/sessions/s", Value::Null).await;
     assert_eq!(home.call("POST", "/sessions/s/compact", json!({})).await.status, 410);
     assert_eq!(home.call("POST", "/sessions/s/uncompact", json!({})).await.status, 410);

@@ -132,7 +132,8 @@ async fn killed_while_the_model_answers(kind: &str, stream: bool) {
     let model = Script::default();
     let base_url = model.start().await;
     model.then(Act::Hold("Never", Arc::new(Semaphore::new(0)), " heard"));
-    let (key, body) = ([("idempotency-key", "k")], json!({"history": "append", "messages": [user("Hi")]}));
+    let key = [("idempotency-key", "k")];
+    let body = json!({"history": "append", "messages": [user("Hi")]});
     let mut server = Binary::start(dir.path(), &store, &base_url);
     let lost = tokio::spawn(server.client.post(stream, body.clone(), &key).send());
     model.asked(1).await;

@@ -189,11 +189,11 @@ async fn pull_and_use() {
     assert!(succeeded && stdout.contains("tenure models pull"), "{stdout}");
     let (succeeded, stdout) = tenure(dir.path(), &from, &["models", "pull"]);
     assert!(
-        succeeded && stdout.contains("is in models/all-minilm-l6-v2") && stdout.contains("to use it, set"),
+        succeeded && stdout.contains("is installed in models/all-minilm-l6-v2") && stdout.contains("to use it, set"),
         "{stdout}"
     );
     let (succeeded, stdout) = tenure(dir.path(), &[], &["models", "pull"]);
-    assert!(succeeded && stdout.contains("there already"), "{stdout}");
+    assert!(succeeded && stdout.contains("already installed"), "{stdout}");
     let remaining: Vec<_> =
         std::fs::read_dir(dir.path().join("models")).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(remaining, ["all-minilm-l6-v2"]);

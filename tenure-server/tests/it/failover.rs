@@ -114,7 +114,8 @@ async fn nothing_acknowledged_is_lost_and_writes_resume() {
     let load = Arc::new(Load::default());
     let mut writers = Vec::new();
     for writer in 0..WRITERS {
-        let (load, clients) = (load.clone(), clients.clone());
+        let load = load.clone();
+        let clients = clients.clone();
         writers.push(tokio::spawn(async move { load.write(writer, &clients).await }));
     }
     let mut primary = 1;
@@ -122,7 +123,9 @@ async fn nothing_acknowledged_is_lost_and_writes_resume() {
         for fault in ["kill", "freeze", "partition"] {
             load.acknowledged_since(Instant::now(), WRITERS).await;
             tokio::time::sleep(Duration::from_secs(2)).await;
-            let (old, before, fault_time) = (primary.to_string(), load.total(), Instant::now());
+            let old = primary.to_string();
+            let before = load.total();
+            let fault_time = Instant::now();
             match fault {
                 "partition" => proxies[primary - 1].pass(false),
                 fault => drop(Cluster::run(&[fault, &old]).await),

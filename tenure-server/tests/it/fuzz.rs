@@ -33,7 +33,8 @@ fn damaged(bytes: &[u8], seed: u64) -> Vec<u8> {
     };
     let mut bytes = bytes.to_vec();
     for _ in 0..=next(4) {
-        let (a, b) = (next(bytes.len() + 1), next(bytes.len() + 1));
+        let a = next(bytes.len() + 1);
+        let b = next(bytes.len() + 1);
         let (a, b) = (a.min(b), a.max(b));
         match next(5) {
             0 => drop(bytes.drain(a..b)),

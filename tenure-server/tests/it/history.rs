@@ -123,7 +123,8 @@ async fn pictures_come_back_wherever_messages_do() {
 #[tokio::test]
 async fn a_repeated_request_is_executed_once() {
     let api = with_turns(0).await;
-    let (body, once) = (json!({"messages": turn(1)}), api.with("idempotency-key", "k1"));
+    let body = json!({"messages": turn(1)});
+    let once = api.with("idempotency-key", "k1");
     let first = once.post("/sessions/a/messages", &body).await;
     let again = once.post("/sessions/a/messages", &body).await;
     assert_eq!((first.etag(), &first.text), (again.etag(), &again.text));
@@ -214,7 +215,8 @@ async fn a_session_is_rewound_and_forked() {
     let full = api.get("/sessions/a?include=discarded,cache").await.is(200);
     assert_eq!((&full["discarded"], &full["cache"]), (&discarded["data"], &json!([])));
 
-    let (principal, id) = (Principal::tenant_wide("default").unwrap(), SessionId::new("a").unwrap());
+    let principal = Principal::tenant_wide("default").unwrap();
+    let id = SessionId::new("a").unwrap();
     api.app.tenure.cache_put(&principal, &id, "search", &json!({"q": 1}), &json!("found")).await.unwrap();
     let cached = &api.get("/sessions/a?include=cache").await.is(200)["cache"][0];
     assert_eq!(

@@ -121,7 +121,8 @@ fn header(headers: &HeaderMap, name: &str) -> u64 {
 #[tokio::test]
 async fn requests_per_minute_are_limited_per_key() {
     let api = Door::set_up("memory:", |config| config.limits.keys.requests_per_minute = Some(3)).await;
-    let (ann, bob) = (api.key("acme", Some("ann"), &[Right::Read]).await, api.key("acme", None, &[Right::Read]).await);
+    let ann = api.key("acme", Some("ann"), &[Right::Read]).await;
+    let bob = api.key("acme", None, &[Right::Read]).await;
     for remaining in [2, 1, 0] {
         let answer = ann.get("/sessions").await;
         assert_eq!(header(&answer.headers, "x-ratelimit-limit-requests"), 3);

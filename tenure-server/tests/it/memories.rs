@@ -66,7 +66,8 @@ async fn a_chat_with_a_memory() {
 #[tokio::test(flavor = "multi_thread")]
 async fn routes() {
     let api = open().await;
-    let (ada, bob) = (api.with("x-tenure-user", "ada"), api.with("x-tenure-user", "bob"));
+    let ada = api.with("x-tenure-user", "ada");
+    let bob = api.with("x-tenure-user", "bob");
     ada.post("/sessions", json!({"id": "g", "assistant_id": "guest"})).await.is(201);
     ada.post("/sessions", json!({"id": "n", "assistant_id": "goldfish"})).await.is(201);
     ada.post("/memories", json!({"text": "for this session", "session_id": "g"})).await.is(201);
@@ -77,7 +78,8 @@ async fn routes() {
     assert_eq!(texts(&ada.get("/memories?session_id=g").await.is(200)), ["for this session"]);
     assert_eq!(texts(&bob.get("/memories?assistant_id=lab").await.is(200)), ["for the lab"]);
     assert_eq!(texts(&bob.get("/memories").await.is(200)), Vec::<&str>::new());
-    let (mut seen, mut cursor) = (Vec::new(), String::new());
+    let mut seen = Vec::new();
+    let mut cursor = String::new();
     loop {
         let page = ada.get(&format!("/memories?limit=2{cursor}")).await.is(200);
         seen.extend(texts(&page).into_iter().map(str::to_owned));
@@ -233,9 +235,12 @@ async fn recall_quality_on_the_labelled_questions() {
     }
     let words = Tenure::with_store(tenure.store().clone(), Options::default());
     let rank = |hits: &[tenure::RecallHit], text: &str| hits.iter().position(|h| h.memory.text == text);
-    let (mut by_words, mut by_meaning, mut by_both) = (Vec::new(), Vec::new(), Vec::new());
+    let mut by_words = Vec::new();
+    let mut by_meaning = Vec::new();
+    let mut by_both = Vec::new();
     for case in &set {
-        let (text, question) = (case["memory"].as_str().unwrap(), case["question"].as_str().unwrap());
+        let text = case["memory"].as_str().unwrap();
+        let question = case["question"].as_str().unwrap();
         by_words.push(rank(&words.recall(&principal, &MemoryTarget::Own, question, 50).await.unwrap().memories, text));
         let both = tenure.recall(&principal, &MemoryTarget::Own, question, 50).await.unwrap();
         assert!(both.by_meaning);

@@ -96,7 +96,8 @@ impl Scenario {
     }
 
     async fn chat(&mut self, id: &str) {
-        let (mut messages, text) = (self.seen(id).await, self.text());
+        let mut messages = self.seen(id).await;
+        let text = self.text();
         messages.push(user(&text));
         let history = *self.random.pick(&["auto", "full", "append"]);
         let on_busy = *self.random.pick(&["queue", "branch", "interrupt"]);

@@ -44,8 +44,8 @@ async fn work_is_counted() {
     let commits = number(&text, "tenure_commits_total{outcome=\"committed\"}");
     assert!((6.0..20.0).contains(&commits), "{text}");
     assert_eq!(number(&text, "tenure_commits_total{outcome=\"failed\"}"), 0.0);
-    let (batches, steps) =
-        (number(&text, "tenure_commit_batch_size_count"), number(&text, "tenure_commit_batch_size_sum"));
+    let batches = number(&text, "tenure_commit_batch_size_count");
+    let steps = number(&text, "tenure_commit_batch_size_sum");
     assert!(batches >= 1.0 && steps >= commits && batches <= steps, "{text}");
     assert!(number(&text, "tenure_hot_sessions_total{found=\"hit\"}") >= 1.0, "{text}");
     assert!(number(&text, "tenure_hot_sessions_total{found=\"miss\"}") >= 1.0, "{text}");
@@ -74,7 +74,8 @@ fn results_of_tools_are_counted() {
         runtime.block_on(async {
             let tenure = tenure::Tenure::open("memory:").await.unwrap();
             let principal = tenure::Principal::default();
-            let id = tenure.create(&principal, tenure::NewSession::default()).await.unwrap().info.session_id.clone();
+            let id =
+                tenure.create(&principal, tenure::NewSession::default()).await.unwrap().head().info.session_id.clone();
             assert!(tenure.cache_get(&principal, &id, "look", &json!({"a": 1})).await.unwrap().is_none());
             tenure.cache_put(&principal, &id, "look", &json!({"a": 1}), &json!("there")).await.unwrap();
             for _ in 0..2 {

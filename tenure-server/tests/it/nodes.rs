@@ -75,7 +75,8 @@ async fn three_nodes_lose_nothing_and_execute_nothing_twice() {
     if postgres_url().is_none() {
         return;
     }
-    let (seconds, runs) = (number("CHAOS_SECONDS", 15), number("CHAOS_RUNS", 200));
+    let seconds = number("CHAOS_SECONDS", 15);
+    let runs = number("CHAOS_RUNS", 200);
     let seed = number("CHAOS_SEED", u64::from(std::process::id()));
     eprintln!("CHAOS_SEED={seed}");
     let mut state = seed | 1;
@@ -115,7 +116,8 @@ async fn three_nodes_lose_nothing_and_execute_nothing_twice() {
     let runs_started = Arc::new(Mutex::new(BTreeMap::new()));
     let mut client_tasks = Vec::new();
     for client_index in 0..8 {
-        let (clients, runs_started) = (clients.clone(), runs_started.clone());
+        let clients = clients.clone();
+        let runs_started = runs_started.clone();
         client_tasks.push(tokio::spawn(async move {
             for n in (client_index..runs).step_by(8) {
                 let id = format!("s{n}");

@@ -24,7 +24,8 @@ async fn free_port() -> u16 {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unreachable_database_is_waited_for_at_startup() {
     let Some((proxy, store)) = behind_a_proxy(false, "&retry=1s&connect_timeout=1").await else { return };
-    let (dir, port) = (tempfile::tempdir().unwrap(), free_port().await);
+    let dir = tempfile::tempdir().unwrap();
+    let port = free_port().await;
     let yaml = format!("listen: 127.0.0.1:{port}\nstore: \"{store}\"\n");
     let path = dir.path().to_owned();
     let starting = tokio::task::spawn_blocking(move || Running::start(&path, &yaml));

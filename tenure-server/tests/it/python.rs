@@ -25,13 +25,13 @@ fn has_cap_on_processes() -> bool {
 
 /// Runs code in a session.
 async fn run(tools: &Toolbox, assistant: &Assistant, session: &str, code: &str) -> ToolOutput {
-    tools.call(assistant, &call(session, "python", json!({"code": code}))).await.unwrap()
+    tools.call(&crate::tools::context(assistant), &call(session, "python", json!({"code": code}))).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn python_keeps_definitions_between_calls() {
     let (tools, assistant) = toolbox(json!(["python"]), json!({}));
-    let list = tools.list(&assistant).await.unwrap();
+    let list = tools.list(&crate::tools::context(&assistant)).await.unwrap();
     assert_eq!(
         (list.len(), list[0].name.as_str(), list[0].is_repeatable(), list[0].cache),
         (1, "python", false, false)
@@ -56,7 +56,8 @@ async fn python_keeps_definitions_between_calls() {
     let long = ask("print('a' * 10**6 + 'z')").await;
     assert!(long.content.len() < 66_000 && long.content.contains("bytes omitted") && long.content.ends_with("z\n"));
     assert_eq!(ask("'\\ud800'").await, plain("'\\ud800'"));
-    let missing = tools.call(&assistant, &call("s", "python", json!({"cod": "1"}))).await.unwrap();
+    let missing =
+        tools.call(&crate::tools::context(&assistant), &call("s", "python", json!({"cod": "1"}))).await.unwrap();
     assert!(missing.failed && missing.content.contains("`code`"));
     // Sessions are isolated from each other.
     assert!(run(&tools, &assistant, "other", "name").await.content.contains("NameError"));
@@ -93,7 +94,11 @@ async fn python_is_interrupted_then_killed() {
     // A call whose caller is gone is interrupted as well.
     ask("x = 8").await;
     let call = call("s", "python", json!({"code": "import time\ntime.sleep(60)"}));
-    assert!(tokio::time::timeout(Duration::from_millis(200), tools.call(&assistant, &call)).await.is_err());
+    assert!(
+        tokio::time::timeout(Duration::from_millis(200), tools.call(&crate::tools::context(&assistant), &call))
+            .await
+            .is_err()
+    );
     assert_eq!(ask("x").await.content, "8");
     tools.close().await;
 }
@@ -246,7 +251,9 @@ async fn python_is_refused_where_it_can_not_be_isolated() {
         let mut config = Config::parse(&text).unwrap();
         config.python.helper = system_without(dir.path(), feature);
         let tools = Toolbox::new(&config).unwrap();
-        let outcome = tools.call(&config.assistants[0], &call("s", "python", json!({"code": "1 + 1"}))).await;
+        let outcome = tools
+            .call(&crate::tools::context(&config.assistants[0]), &call("s", "python", json!({"code": "1 + 1"})))
+            .await;
         match outcome {
             Ok(output) => assert!(runs && output.content == "2", "{feature} {require}: {output:?}"),
             Err(ToolError::NotCalled(reason)) => {
@@ -268,7 +275,8 @@ async fn python_files_on_the_host_are_limited_and_removed() {
     let text = json!({"assistants": [{"name": "a", "tools": ["python"]}], "python": python}).to_string();
     let mut config = Config::parse(&text).unwrap();
     config.python.helper = system_without(dir.path(), "user namespaces");
-    let (tools, assistant) = (Toolbox::new(&config).unwrap(), config.assistants[0].clone());
+    let tools = Toolbox::new(&config).unwrap();
+    let assistant = config.assistants[0].clone();
     for (code, limit) in [
         ("for i in range(60): open(str(i), 'w')", "python.max_files"),
         ("open('big', 'wb').write(b'x' * (2 << 20))", "1MB (python.disk)"),
@@ -310,13 +318,14 @@ async fn python_processes_are_limited() {
     // With all interpreters busy, a call is refused.
     let mut busy = Vec::new();
     for session in ["a", "b"] {
-        let (tools, assistant) = (tools.clone(), assistant.clone());
+        let tools = tools.clone();
+        let assistant = assistant.clone();
         let program = format!("sleep 98766.{}", busy.len());
         let code = format!("import subprocess\nsubprocess.run({program:?}.split())");
         busy.push(tokio::spawn(async move { run(&tools, &assistant, session, &code).await }));
         within("it is busy", async || processes(&program) == 1).await;
     }
-    let refused = tools.call(&assistant, &call("d", "python", json!({"code": "1"}))).await;
+    let refused = tools.call(&crate::tools::context(&assistant), &call("d", "python", json!({"code": "1"}))).await;
     assert!(matches!(&refused, Err(ToolError::NotCalled(reason)) if reason.contains("max_processes")), "{refused:?}");
     // Ending a session ends its call.
     tools.end(&key("a")).await;
@@ -347,7 +356,7 @@ async fn idle_interpreters_end() {
 async fn a_program_that_is_no_interpreter() {
     for program in ["/no/such/python", "true"] {
         let (tools, assistant) = toolbox(json!(["python"]), json!({"program": program}));
-        let outcome = tools.call(&assistant, &call("s", "python", json!({"code": "1"}))).await;
+        let outcome = tools.call(&crate::tools::context(&assistant), &call("s", "python", json!({"code": "1"}))).await;
         assert!(matches!(&outcome, Err(ToolError::NotCalled(reason)) if reason.contains(program)), "{outcome:?}");
     }
 }

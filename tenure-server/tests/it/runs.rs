@@ -113,7 +113,8 @@ impl Client {
 }
 
 async fn reply_plain(response: reqwest::Response) -> Reply {
-    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    let status = response.status().as_u16();
+    let headers = response.headers().clone();
     let text = response.text().await.unwrap();
     let body = serde_json::from_str(&text).unwrap_or_default();
     Reply { status, headers, text, body, ..Reply::default() }
@@ -433,7 +434,8 @@ async fn reviews_need_the_right_and_stay_with_the_tenant() {
 
 /// The server is killed during a call. Idempotent calls are repeated; for the others a human decides.
 async fn a_run_is_resumed_after_a_crash(store: &str, dir: &std::path::Path) {
-    let (tools, model) = (Toolbox::start().await, Script::default());
+    let tools = Toolbox::start().await;
+    let model = Script::default();
     let more = json!({"assistants": [tools.assistant(json!({}))], "runs": {"lease": "2s"}});
     let base_url = model.start().await;
     let mut node = Binary::with(dir, store, &base_url, more.clone());

@@ -34,7 +34,8 @@ async fn one_node_runs_a_schedule_without_overlap() {
     for session in [Some("lasting"), None] {
         let script = Script::default();
         let base_url = script.start().await;
-        let (store, clock) = (Arc::new(MemoryStore::new()), Clock::manual("2026-11-16T08:58:30Z".parse().unwrap()));
+        let store = Arc::new(MemoryStore::new());
+        let clock = Clock::manual("2026-11-16T08:58:30Z".parse().unwrap());
         let node = || {
             // The lease is renewed by the wall clock; one of the usual length would expire when the test clock
             // jumps over it.
@@ -43,7 +44,8 @@ async fn one_node_runs_a_schedule_without_overlap() {
                 Tenure::with_store(store.clone(), Options { clock: clock.clone(), limits, ..Options::default() });
             App::with_tenure(tenure, config(&base_url, session)).unwrap()
         };
-        let (one, two) = (node(), node());
+        let one = node();
+        let two = node();
         let mut watching = Vec::new();
         for app in [one.clone(), two.clone()] {
             watching.push(tokio::spawn(async move {
@@ -74,7 +76,7 @@ async fn one_node_runs_a_schedule_without_overlap() {
         assert!(state(&two).await.missed[0].reason.contains("still in progress"));
         hold.add_permits(1);
         let id = state(&one).await.session.unwrap();
-        within("it is done", async || one.tenure.load(&nobody(), &id).await.unwrap().run.is_none()).await;
+        within("it is done", async || one.tenure.load(&nobody(), &id).await.unwrap().head().run.is_none()).await;
 
         // No node was running for a while.
         clock.advance(SignedDuration::from_mins(3));
@@ -117,11 +119,11 @@ async fn a_deleted_session_is_not_replaced() {
     clock.advance(SignedDuration::from_secs(40));
     schedules::evaluate_all(&app).await;
     let id = state(&app).await.session.unwrap();
-    within("it is done", async || app.tenure.load(&nobody(), &id).await.unwrap().run.is_none()).await;
-    app.tenure.delete(&nobody(), &id).await.unwrap();
+    within("it is done", async || app.tenure.load(&nobody(), &id).await.unwrap().head().run.is_none()).await;
+    app.tenure.delete(&nobody(), &id, None).await.unwrap();
     clock.advance(SignedDuration::from_secs(60));
     schedules::evaluate_all(&app).await;
     let missed = state(&app).await.missed;
     assert!(missed.len() == 1 && missed[0].reason.contains("deleted"), "{missed:?}");
-    assert_eq!(app.tenure.restore(&nobody(), &id).await.unwrap().digest.messages, 2);
+    assert_eq!(app.tenure.restore(&nobody(), &id, None).await.unwrap().digest.messages, 2);
 }

@@ -55,7 +55,8 @@ async fn pages_continue_at_the_cursor() {
     let api = Door::memory().await;
     create_sessions(&api).await;
     let full = api.get("/search?q=dover").await.is(200);
-    let (mut cursor, mut ids) = (String::new(), Vec::new());
+    let mut cursor = String::new();
+    let mut ids = Vec::new();
     loop {
         let page = api.get(&format!("/search?q=dover&limit=1{cursor}")).await.is(200);
         ids.extend(page["data"].as_array().unwrap().clone());

@@ -147,7 +147,8 @@ async fn writes_can_be_conditional() {
     api.post("/sessions", json!({"id": "a"})).await.is(201);
     let seen = api.get("/sessions/a").await.etag();
     api.say("a", json!([{"role": "user", "content": "meanwhile"}])).await;
-    let (late, now) = (api.with("if-match", &seen), api.get("/sessions/a").await);
+    let late = api.with("if-match", &seen);
+    let now = api.get("/sessions/a").await;
     let say = json!({"messages": [{"role": "user", "content": "late"}]});
     for (method, path, body) in [
         ("PATCH", "/sessions/a", json!({"title": "late"})),
@@ -198,7 +199,8 @@ async fn lists_are_filtered_and_paged_on_every_store() {
 
         // Pages, by cursor and by offset, add up to the whole list.
         for route in ["/sessions", "/v1/sessions"] {
-            let (mut all, mut next) = (Vec::new(), String::new());
+            let mut all = Vec::new();
+            let mut next = String::new();
             loop {
                 let page = api.get(&format!("{route}?limit=7{next}")).await.is(200);
                 all.extend(each(&page, "id"));
@@ -275,7 +277,8 @@ async fn lists_are_filtered_and_paged_on_every_store() {
 #[tokio::test]
 async fn users_of_a_tenant_see_their_own() {
     let api = Door::memory().await;
-    let (ada, bob) = (api.with("x-tenure-user", "ada"), api.with("x-tenure-user", "bob"));
+    let ada = api.with("x-tenure-user", "ada");
+    let bob = api.with("x-tenure-user", "bob");
     ada.post("/sessions", json!({"id": "hers"})).await.is(201);
     bob.post("/sessions", json!({"id": "his"})).await.is(201);
     assert_eq!(each(&ada.get("/sessions").await.is(200), "id"), ["hers"]);
@@ -351,7 +354,8 @@ async fn one_of_many_requests_creates_an_assistant() {
     for (method, path, status_of_others) in [("POST", "/assistants", 409), ("PUT", "/assistants/put", 200)] {
         let all: Vec<_> = (0..16)
             .map(|i| {
-                let (api, name) = (api.clone(), if method == "POST" { "posted" } else { "put" });
+                let api = api.clone();
+                let name = if method == "POST" { "posted" } else { "put" };
                 let body = json!({"name": name, "instructions": i.to_string()});
                 tokio::spawn(async move { api.send(method, path, Some("application/json"), body.to_string()).await })
             })
@@ -450,7 +454,8 @@ async fn a_thread_has_one_session_at_a_time() {
 #[tokio::test]
 async fn a_user_is_erased() {
     let api = Door::memory().await;
-    let (ada, bob) = (api.with("x-tenure-user", "ada"), api.with("x-tenure-user", "bob"));
+    let ada = api.with("x-tenure-user", "ada");
+    let bob = api.with("x-tenure-user", "bob");
     for (principal, id) in [(&ada, "a1"), (&ada, "a2"), (&bob, "b")] {
         principal.post("/sessions", json!({"id": id})).await.is(201);
     }

@@ -47,7 +47,7 @@ async fn check_logs(store: &str, format: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn logs_for_people_are_short_and_say_nothing_of_contents() {
+async fn logs_for_people_are_short_and_contain_no_contents() {
     let logs = check_logs("sqlite:t.db", "text").await;
     let line = logs.lines().find(|l| l.contains("POST /v1/chat/completions")).unwrap();
     for part in ["INFO", "request_id=", "session_id=", "s-1", "status=200", "ms="] {
@@ -71,7 +71,7 @@ async fn logs_for_programs_are_json() {
 
 /// The PostgreSQL driver would log every parameter.
 #[tokio::test(flavor = "multi_thread")]
-async fn logs_of_postgres_say_nothing_of_contents() {
+async fn logs_of_postgres_contain_no_contents() {
     let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else { return };
     check_logs(&format!("{url}?schema=tenure_it_logs"), "text").await;
 }

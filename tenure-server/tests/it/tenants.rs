@@ -273,7 +273,8 @@ async fn a_leak_is_detected() {
 #[tokio::test]
 async fn the_same_id_is_two_sessions() {
     let api = Door::memory().await;
-    let (a, b) = (api.key("a", None, &[Right::Admin]).await, api.key("b", None, &[Right::Admin]).await);
+    let a = api.key("a", None, &[Right::Admin]).await;
+    let b = api.key("b", None, &[Right::Admin]).await;
     for (api, word) in [(&a, "of a"), (&b, "of b")] {
         api.post("/sessions", json!({"id": "same"})).await.is(201);
         api.say("same", json!([{"role": "user", "content": word}])).await;

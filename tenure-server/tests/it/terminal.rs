@@ -42,8 +42,9 @@ impl Terminal {
         let end = || terminal.try_clone().unwrap();
         let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
         let shown = Arc::new(Mutex::new(String::new()));
-        let (mut screen, mut keys, text) =
-            (controller.try_clone().unwrap(), controller.try_clone().unwrap(), Arc::clone(&shown));
+        let mut screen = controller.try_clone().unwrap();
+        let mut keys = controller.try_clone().unwrap();
+        let text = Arc::clone(&shown);
         std::thread::spawn(move || {
             let mut part = [0; 4096];
             // Reading fails when the command has exited.

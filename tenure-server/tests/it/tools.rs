@@ -65,9 +65,15 @@ async fn mcp_over_http(port: u16) -> (tokio::process::Child, u16) {
     (child, port)
 }
 
+/// The context of a session of an assistant.
+pub fn context(assistant: &Assistant) -> tenure::ToolContext<'_> {
+    static SESSION: std::sync::LazyLock<SessionKey> = std::sync::LazyLock::new(|| call("s", "any", json!({})).session);
+    tenure::ToolContext::new(&SESSION, Some(assistant))
+}
+
 /// The checks that both transports share.
 async fn the_tools_of_a_server(tools: &Toolbox, assistant: &Assistant) {
-    let list = tools.list(assistant).await.unwrap();
+    let list = tools.list(&context(assistant)).await.unwrap();
     let flags: Vec<_> = list.iter().map(|t| (t.name.as_str(), t.read_only, t.idempotent, t.cache)).collect();
     assert_eq!(
         flags,
@@ -83,7 +89,7 @@ async fn the_tools_of_a_server(tools: &Toolbox, assistant: &Assistant) {
     );
     assert_eq!(list[0].description, "Adds two numbers.");
     assert_eq!(list[0].parameters["properties"]["a"]["type"], "integer");
-    let ask = async |tool: &str, arguments: Value| tools.call(assistant, &call("s", tool, arguments)).await;
+    let ask = async |tool: &str, arguments: Value| tools.call(&context(assistant), &call("s", tool, arguments)).await;
     assert_eq!(ask("t_add", json!({"a": 2, "b": 3})).await, good("5"));
     assert_eq!(ask("t_picture", json!({})).await, good("look:\n[image, image/png, 3 bytes]"));
     let failed = ask("t_fail", json!({})).await.unwrap();
@@ -93,8 +99,8 @@ async fn the_tools_of_a_server(tools: &Toolbox, assistant: &Assistant) {
     assert!(matches!(ask("add", json!({})).await, Err(ToolError::NotCalled(reason)) if reason.contains("\"add\"")));
     // A newly added tool is discovered, under a name that models can call.
     assert_eq!(ask("t_learn", json!({})).await, good("done"));
-    within("the new tool is listed", async || tools.list(assistant).await.unwrap().len() == 8).await;
-    assert_eq!(tools.list(assistant).await.unwrap()[7].name, "t_new_tool");
+    within("the new tool is listed", async || tools.list(&context(assistant)).await.unwrap().len() == 8).await;
+    assert_eq!(tools.list(&context(assistant)).await.unwrap()[7].name, "t_new_tool");
     assert_eq!(ask("t_new_tool", json!({})).await, good("learned"));
 }
 
@@ -115,13 +121,14 @@ async fn mcp_over_stdio() {
         toolbox(with_rules(json!({"command": python(), "args": [mcp_script()], "env": env})), json!({}));
     the_tools_of_a_server(&tools, &assistant).await;
     let variable = async |name: &str| {
-        let variable_result = tools.call(&assistant, &call("s", "t_environment", json!({"name": name}))).await;
+        let variable_result =
+            tools.call(&context(&assistant), &call("s", "t_environment", json!({"name": name}))).await;
         variable_result.unwrap().content
     };
     assert_eq!(variable("SECRET").await, "hush");
     assert_eq!(variable("FROM").await, env!("CARGO_MANIFEST_DIR"));
     assert_eq!(variable("CARGO_MANIFEST_DIR").await, "not set", "our environment is not passed on");
-    let pid = tools.call(&assistant, &call("s", "t_pid", json!({}))).await.unwrap().content;
+    let pid = tools.call(&context(&assistant), &call("s", "t_pid", json!({}))).await.unwrap().content;
     assert!(is_alive(&pid));
     tools.close().await;
     assert!(!is_alive(&pid), "it ends with the server");
@@ -133,8 +140,10 @@ async fn an_mcp_program_that_dies() {
     let file = dir.path().join("called");
     let (tools, assistant) = toolbox(json!([{"mcp": {"command": python(), "args": [mcp_script()]}}]), json!({}));
     let in_flight = {
-        let (tools, assistant, call) = (tools.clone(), assistant.clone(), call("s", "wait", json!({"file": file})));
-        tokio::spawn(async move { tools.call(&assistant, &call).await })
+        let tools = tools.clone();
+        let assistant = assistant.clone();
+        let call = call("s", "wait", json!({"file": file}));
+        tokio::spawn(async move { tools.call(&context(&assistant), &call).await })
     };
     let pid = async || tokio::fs::read_to_string(&file).await.unwrap_or_default();
     within("the call is made", async || !pid().await.is_empty()).await;
@@ -142,19 +151,19 @@ async fn an_mcp_program_that_dies() {
     let lost = in_flight.await.unwrap();
     assert!(matches!(&lost, Err(ToolError::Lost(_))), "{lost:?}");
     // The next call restarts it.
-    let again = tools.call(&assistant, &call("s", "pid", json!({}))).await.unwrap();
+    let again = tools.call(&context(&assistant), &call("s", "pid", json!({}))).await.unwrap();
     assert!(!again.failed && again.content != pid().await, "{again:?}");
     // Killed while no call is in progress.
     kill(&again.content);
     within("it is dead", async || !is_alive(&again.content)).await;
-    let third = tools.call(&assistant, &call("s", "pid", json!({}))).await.unwrap();
+    let third = tools.call(&context(&assistant), &call("s", "pid", json!({}))).await.unwrap();
     assert_ne!(third.content, again.content);
     // A call that exceeds its timeout.
     let (tools, assistant) =
         toolbox(json!([{"mcp": {"command": python(), "args": [mcp_script()], "timeout": "300ms"}}]), json!({}));
-    let late = tools.call(&assistant, &call("s", "wait", json!({"file": file}))).await;
+    let late = tools.call(&context(&assistant), &call("s", "wait", json!({"file": file}))).await;
     assert!(matches!(&late, Err(ToolError::Lost(reason)) if reason.contains("300ms")), "{late:?}");
-    assert_eq!(tools.call(&assistant, &call("s", "add", json!({"a": 1, "b": 1}))).await, good("2"));
+    assert_eq!(tools.call(&context(&assistant), &call("s", "add", json!({"a": 1, "b": 1}))).await, good("2"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -167,18 +176,20 @@ async fn mcp_over_http_works_and_comes_back() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("called");
     let in_flight = {
-        let (tools, assistant, call) = (tools.clone(), assistant.clone(), call("s", "t_wait", json!({"file": file})));
-        tokio::spawn(async move { tools.call(&assistant, &call).await })
+        let tools = tools.clone();
+        let assistant = assistant.clone();
+        let call = call("s", "t_wait", json!({"file": file}));
+        tokio::spawn(async move { tools.call(&context(&assistant), &call).await })
     };
     within("the call is made", async || file.exists()).await;
     child.kill().await.unwrap();
     let lost = in_flight.await.unwrap();
     assert!(matches!(&lost, Err(ToolError::Lost(_))), "{lost:?}");
-    let refused = tools.call(&assistant, &call("s", "t_add", json!({"a": 1, "b": 1}))).await;
+    let refused = tools.call(&context(&assistant), &call("s", "t_add", json!({"a": 1, "b": 1}))).await;
     assert!(matches!(&refused, Err(ToolError::NotCalled(_))), "{refused:?}");
-    assert_eq!(tools.list(&assistant).await.unwrap().len(), 8, "what it could do is remembered");
+    assert_eq!(tools.list(&context(&assistant)).await.unwrap().len(), 8, "what it could do is remembered");
     let _child = mcp_over_http(port).await;
-    assert_eq!(tools.call(&assistant, &call("s", "t_add", json!({"a": 1, "b": 1}))).await, good("2"));
+    assert_eq!(tools.call(&context(&assistant), &call("s", "t_add", json!({"a": 1, "b": 1}))).await, good("2"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -187,11 +198,11 @@ async fn an_mcp_server_that_is_not_there() {
         [json!({"command": "/no/such/program"}), json!({"url": "http://127.0.0.1:9/mcp"}), json!({"command": "true"})]
     {
         let (tools, assistant) = toolbox(json!([{"mcp": mcp}, "python"]), json!({}));
-        assert!(matches!(tools.list(&assistant).await, Err(ToolError::NotCalled(_))), "{mcp}");
-        let missing = tools.call(&assistant, &call("s", "x", json!({}))).await;
+        assert!(matches!(tools.list(&context(&assistant)).await, Err(ToolError::NotCalled(_))), "{mcp}");
+        let missing = tools.call(&context(&assistant), &call("s", "x", json!({}))).await;
         assert!(matches!(&missing, Err(ToolError::NotCalled(reason)) if reason.contains("MCP server")), "{missing:?}");
         // Other calls are not delayed by it.
-        assert_eq!(tools.call(&assistant, &call("s", "python", json!({"code": "1"}))).await, good("1"));
+        assert_eq!(tools.call(&context(&assistant), &call("s", "python", json!({"code": "1"}))).await, good("1"));
         tools.close().await;
     }
 }
@@ -250,10 +261,10 @@ async fn a_tool_behind_a_url() {
     sources[1]["http"]["cache"] = json!(true);
     sources.push(json!({"http": {"name": "nobody", "description": "d", "url": "http://127.0.0.1:9/"}}));
     let (tools, assistant) = toolbox(json!(sources), json!({}));
-    let list = tools.list(&assistant).await.unwrap();
+    let list = tools.list(&context(&assistant)).await.unwrap();
     assert_eq!((list[0].read_only, list[0].cache, list[0].is_repeatable()), (true, true, true));
     assert_eq!((list[1].read_only, list[1].cache, list[1].is_repeatable()), (false, true, false));
-    let ask = async |name: &str| tools.call(&assistant, &call("s", name, json!({"city": "Bern"}))).await;
+    let ask = async |name: &str| tools.call(&context(&assistant), &call("s", name, json!({"city": "Bern"}))).await;
     assert_eq!(ask("good").await, good("Grüezi"));
     let (headers, body) = seen.lock().unwrap()[0].clone();
     assert_eq!(body, r#"{"city":"Bern"}"#);
@@ -305,7 +316,7 @@ async fn only_the_operator_defines_tools() {
     // An assistant that is not declared in the configuration has no tools, however it was created.
     let smuggled =
         Assistant { tools: serde_json::from_str(r#"[{"mcp": {"command": "sh"}}]"#).unwrap(), ..Assistant::default() };
-    assert!(matches!(home.app.tools.list(&smuggled).await, Err(ToolError::NotCalled(_))));
+    assert!(matches!(home.app.tools.list(&context(&smuggled)).await, Err(ToolError::NotCalled(_))));
     // A deleted session has no interpreter.
     let assistant = home.app.config.assistants[0].clone();
     for (path, id) in [("sessions", "s"), ("v1/sessions", "d")] {
@@ -315,7 +326,7 @@ async fn only_the_operator_defines_tools() {
         let program = format!("sleep 98766.6{id}");
         arguments.insert("code".into(), format!("import subprocess\np = subprocess.Popen({program:?}.split())").into());
         let call = ToolInvocation { session, run: RunId::generate(), id: "1".into(), tool: "python".into(), arguments };
-        assert!(!home.app.tools.call(&assistant, &call).await.unwrap().failed);
+        assert!(!home.app.tools.call(&context(&assistant), &call).await.unwrap().failed);
         within("it runs", async || processes(&program) == 1).await;
         let deleted = home.client.http.delete(format!("{}/{path}/{id}", home.client.base)).send().await.unwrap();
         assert_eq!(deleted.status(), 200);

@@ -15,7 +15,8 @@ async fn ask(api: &Door, id: &str, text: &str) -> String {
 
 #[tokio::test]
 async fn an_imported_session_continues_unchanged() {
-    let (source, target) = (Door::memory().await, Door::memory().await);
+    let source = Door::memory().await;
+    let target = Door::memory().await;
     let data = "iVBORw0KGgoA".repeat(300);
     source.post("/sessions", json!({"id": "a", "title": "T", "tags": ["x"], "metadata": {"k": 1.50}})).await.is(201);
     let picture = json!({"role": "user", "content": [{"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{data}")}}, {"type": "text", "text": "look"}]});
@@ -34,7 +35,8 @@ async fn an_imported_session_continues_unchanged() {
     assert_eq!(export.json()["messages"].as_array().unwrap().len(), 5);
     let put = target.put("/v1/sessions/a", &export.text).await.is(200);
     assert_eq!((&put["session_id"], &put["message_count"], &put["left_out"]), (&json!("a"), &json!(5), &json!([])));
-    let (mut original, mut imported) = (export.json(), target.get("/v1/sessions/a").await.json());
+    let mut original = export.json();
+    let mut imported = target.get("/v1/sessions/a").await.json();
     for export in [&mut original, &mut imported] {
         for time in ["created_at", "updated_at"] {
             export.as_object_mut().unwrap().remove(time);
@@ -199,7 +201,8 @@ async fn sessions_are_imported_under_ids_that_are_free() {
 /// Times, reviews and decisions are imported with a session, and a second import of the same export is reported.
 #[tokio::test]
 async fn an_export_contains_the_log() {
-    let (source, target) = (Door::memory().await, Door::memory().await);
+    let source = Door::memory().await;
+    let target = Door::memory().await;
     seed(&source, "default", "s", 2, |_| ()).await;
     let export = source.get("/sessions/s/export").await;
     assert!(!export.headers.contains_key("x-tenure-left-out"));
@@ -210,12 +213,13 @@ async fn an_export_contains_the_log() {
         (&imported["sessions"][0]["user"], &imported["left_out"], &imported["duplicate_of"]),
         (&json!("bob"), &json!([]), &json!([]))
     );
-    let (original, copy) = (source.get("/sessions/s").await.is(200), target.get("/sessions/t").await.is(200));
+    let original = source.get("/sessions/s").await.is(200);
+    let copy = target.get("/sessions/t").await.is(200);
     for field in ["messages", "checkpoints", "runs", "metadata", "updated_at", "active_at", "seq"] {
         assert_eq!(original[field], copy[field], "{field}");
     }
-    let (original, copy) =
-        (source.get("/sessions/s/audit").await.is(200), target.get("/sessions/t/audit").await.is(200));
+    let original = source.get("/sessions/s/audit").await.is(200);
+    let copy = target.get("/sessions/t/audit").await.is(200);
     assert_eq!(copy["verified"], true);
     for (a, b) in original["decisions"].as_array().unwrap().iter().zip(copy["decisions"].as_array().unwrap()) {
         assert_eq!((&a["hash"], &a["timestamp"], &a["imported"]), (&b["hash"], &b["timestamp"], &json!(false)));

@@ -25,13 +25,15 @@ fn send(home: &Home, stream: bool, body: Value, headers: &[(&str, &str)]) -> tok
 
 /// Starts a turn that the model suspends half way. Returns the permits to continue it, and its response.
 async fn start_half_a_turn(home: &Home, body: Value) -> (Arc<Semaphore>, tokio::task::JoinHandle<Reply>) {
-    let (permit, session) = (no_permits(), body["session_id"].as_str().map(id));
+    let permit = no_permits();
+    let session = body["session_id"].as_str().map(id);
     let before = home.model.count();
     home.model.then(Act::Hold("Half", permit.clone(), " whole"));
     let answer = send(home, home.stream, body, &[]);
     home.model.asked(before + 1).await;
     // The model may be called while the user's message is still being committed.
-    let (tenure, principal) = (&home.app.tenure, nobody());
+    let tenure = &home.app.tenure;
+    let principal = nobody();
     if let Some(session) = session {
         within("the turn is on", async || tenure.head(&principal, &session).await.is_ok_and(|h| h.run.is_some())).await;
     }
@@ -173,15 +175,15 @@ in_every_way! {
         let refuse = || Act::Refuse(400, "application/json", "{}", None);
         home.model.then(refuse());
         assert_eq!(home.chat(ask("s", "Hi")).await.status, 400);
-        assert_eq!(home.session("s").await.info.model, None, "nothing has answered");
+        assert_eq!(home.session("s").await.head().info.model, None, "nothing has answered");
         home.chat(other).await;
-        assert_eq!(home.session("s").await.info.model.as_deref(), Some("rehearsal"));
+        assert_eq!(home.session("s").await.head().info.model.as_deref(), Some("rehearsal"));
         home.model.then(refuse());
         let back = json!({"session_id": "s", "model": "default", "messages": [user("Ho")]});
         assert_eq!(home.chat(back.clone()).await.status, 400);
-        assert_eq!(home.session("s").await.info.model.as_deref(), Some("rehearsal"));
+        assert_eq!(home.session("s").await.head().info.model.as_deref(), Some("rehearsal"));
         home.chat(back).await;
-        assert_eq!(home.session("s").await.info.model.as_deref(), Some("default"));
+        assert_eq!(home.session("s").await.head().info.model.as_deref(), Some("default"));
     }
 
     /// `queue`: one after the other, in order of arrival.
@@ -252,19 +254,21 @@ in_every_way! {
             let session = way.replace(' ', "-");
             home.chat(ask(&session, "0")).await;
             let (permit, first) = start_half_a_turn(home, ask(&session, "1")).await;
-            let (tenure, principal, at) = (&home.app.tenure, nobody(), id(&session));
+            let tenure = &home.app.tenure;
+            let principal = nobody();
+            let at = id(&session);
             let other = vec![tenure::Message::user("new"); 9];
             let import = async || {
                 let export = tenure::Export { messages: other.clone(), ..Default::default() };
-                tenure.import(&principal, &at, export).await.unwrap();
+                tenure.import(&principal, &at, export, None).await.unwrap();
             };
             match way {
                 "rewind" => drop(tenure.rewind(&principal, &at, tenure::Point::Position(2)).await.unwrap()),
-                "delete" => assert!(tenure.delete(&principal, &at).await.unwrap()),
-                "purge" => assert!(tenure.purge(&principal, &at).await.unwrap()),
+                "delete" => assert!(tenure.delete(&principal, &at, None).await.unwrap()),
+                "purge" => assert!(tenure.purge(&principal, &at, None).await.unwrap()),
                 "replace" => import().await,
                 _ => {
-                    assert!(tenure.purge(&principal, &at).await.unwrap());
+                    assert!(tenure.purge(&principal, &at, None).await.unwrap());
                     import().await;
                 }
             }
@@ -294,7 +298,8 @@ in_every_way! {
         let second = send(home, home.stream, body.clone(), &key);
         tokio::time::sleep(std::time::Duration::from_millis(60)).await;
         permit.add_permits(1);
-        let (first, second) = (first.await.unwrap(), second.await.unwrap());
+        let first = first.await.unwrap();
+        let second = second.await.unwrap();
         assert_eq!((first.said(), second.said()), ("Half whole", "Half whole"));
         assert_eq!(second.text, first.text, "the same bytes");
         assert_eq!(first.report(), [0, 0, 0, 1]);
@@ -332,7 +337,8 @@ in_every_way! {
     /// A failed turn is completed by the same request with the same key; the question is not duplicated, and a
     /// partial answer does not count as the answer.
     async fn idempotency_after_a_failure(home: &mut Home) {
-        let (body, key) = (json!({"session_id": "s", "history": "append", "messages": [user("Hi")]}), [("idempotency-key", "k")]);
+        let body = json!({"session_id": "s", "history": "append", "messages": [user("Hi")]});
+        let key = [("idempotency-key", "k")];
         home.model.then(if home.stream {
             Act::Raw("text/event-stream", vec![chunk(json!({"content": "Half"}), Value::Null).into()], End::Cut)
         } else {
@@ -361,7 +367,7 @@ in_every_way! {
     /// A request to a deleted session is refused with a hint how to restore it; after that it succeeds.
     async fn a_deleted_session_is_refused(home: &mut Home) {
         home.chat(ask("s", "Hi")).await;
-        home.app.tenure.delete(&nobody(), &id("s")).await.unwrap();
+        home.app.tenure.delete(&nobody(), &id("s"), None).await.unwrap();
         for keep in [true, false] {
             let mut again = ask("s", "Again");
             again["store"] = json!(keep);
@@ -369,7 +375,7 @@ in_every_way! {
             assert_eq!((reply.status, reply.code(), home.model.count()), (410, "gone", 1), "{}", reply.text);
             assert!(reply.text.contains("POST /sessions/s/restore"), "{}", reply.text);
         }
-        home.app.tenure.restore(&nobody(), &id("s")).await.unwrap();
+        home.app.tenure.restore(&nobody(), &id("s"), None).await.unwrap();
         let reply = home.chat(ask("s", "Again")).await;
         assert_eq!((reply.status, home.model.shown().len(), home.stored("s").await.len()), (200, 3, 4));
     }
@@ -500,7 +506,8 @@ async fn precedence_of_history_settings() {
         config.assistants = vec![serde_json::from_value(agent).unwrap()];
     };
     let home = Home::with("sqlite", false, change).await.unwrap();
-    let (tenant, rights) = (nobody().tenant, vec![Right::Read, Right::Write]);
+    let tenant = nobody().tenant;
+    let rights = vec![Right::Read, Right::Write];
     let history = Some(tenure::HistoryMode::Append);
     let (_, key) = home
         .app

@@ -80,7 +80,8 @@ fn start() -> Clock {
 async fn a_failed_webhook_is_retried_until_it_receives_the_full_session() {
     let (receiver_state, url) = receiver(&[500]).await;
     let yaml = format!("store: 'memory:'\nsessions: {{ttl: 1h}}\non_expire: {{webhooks: [{{url: '{url}'}}]}}");
-    let (config, clock) = (Config::parse(&yaml).unwrap(), start());
+    let config = Config::parse(&yaml).unwrap();
+    let clock = start();
     let tenure = open_node(&config, &clock).await;
     append_message(&tenure, "ends", "what I said").await;
     clock.advance(SignedDuration::from_hours(2));
@@ -105,8 +106,9 @@ async fn a_failed_webhook_is_retried_until_it_receives_the_full_session() {
         "byte for byte"
     );
     // Restored and expired again: a second end, with its own notification.
-    let (principal, id) = (Principal::default(), SessionId::new("ends").unwrap());
-    tenure.restore(&principal, &id).await.unwrap();
+    let principal = Principal::default();
+    let id = SessionId::new("ends").unwrap();
+    tenure.restore(&principal, &id, None).await.unwrap();
     clock.advance(SignedDuration::from_hours(3));
     tenure.sweep().await.unwrap();
     let bodies = receiver_state.bodies();
@@ -119,7 +121,8 @@ async fn a_hanging_webhook_does_not_block_others() {
     let (receiver_state, url) = receiver(&[0]).await;
     let yaml =
         format!("store: 'memory:'\nsessions: {{ttl: 1h}}\non_expire: {{webhooks: [{{url: '{url}', timeout: 1s}}]}}");
-    let (config, clock) = (Config::parse(&yaml).unwrap(), start());
+    let config = Config::parse(&yaml).unwrap();
+    let clock = start();
     let tenure = open_node(&config, &clock).await;
     for i in 0..20 {
         append_message(&tenure, &format!("s{i}"), "hi").await;
@@ -135,7 +138,8 @@ async fn a_hanging_webhook_does_not_block_others() {
 async fn an_evicted_session_is_reported_as_evicted() {
     let (receiver_state, url) = receiver(&[]).await;
     let yaml = format!("store: 'memory:'\nsessions: {{max_sessions: 1}}\non_expire: {{webhooks: [{{url: '{url}'}}]}}");
-    let (config, clock) = (Config::parse(&yaml).unwrap(), start());
+    let config = Config::parse(&yaml).unwrap();
+    let clock = start();
     let tenure = open_node(&config, &clock).await;
     append_message(&tenure, "old", "hi").await;
     clock.advance(SignedDuration::from_secs(1));
@@ -193,7 +197,8 @@ async fn a_transcript_is_written() {
     let dir = tempfile::tempdir().unwrap();
     let yaml =
         format!("store: 'memory:'\nsessions: {{ttl: 1h}}\ntranscripts: {{dir: '{}/kept'}}", dir.path().display());
-    let (config, clock) = (Config::parse(&yaml).unwrap(), start());
+    let config = Config::parse(&yaml).unwrap();
+    let clock = start();
     let tenure = open_node(&config, &clock).await;
     append_message(&tenure, "ends", "keep me").await;
     clock.advance(SignedDuration::from_hours(2));

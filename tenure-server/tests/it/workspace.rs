@@ -151,7 +151,8 @@ fn set_traps(workspace: &Path, trace: &Path) {
 
 #[tokio::test]
 async fn the_end_is_committed_beside_the_users_own_work() {
-    let (fixture, clock) = (WorkspaceFixture::new(), start());
+    let fixture = WorkspaceFixture::new();
+    let clock = start();
     fixture.write("shop/a.txt", "one\r\ntwo\n$Id$\n");
     let git = Repository::init(fixture.path("shop")).unwrap();
     let author = git2::Signature::now("me", "me@example.com").unwrap();
@@ -200,7 +201,7 @@ async fn the_end_is_committed_beside_the_users_own_work() {
     assert!(!fixture.outside().join("ran").exists(), "nothing was run");
 
     // Ended again without a change: no further commit.
-    tenure.restore(&Principal::default(), &SessionId::new("s1").unwrap()).await.unwrap();
+    tenure.restore(&Principal::default(), &SessionId::new("s1").unwrap(), None).await.unwrap();
     clock.advance(SignedDuration::from_hours(2));
     assert_eq!(tenure.sweep().await.unwrap().expired.len(), 1);
     assert_eq!(fixture.commits("shop", "s1"), commits);
@@ -208,7 +209,8 @@ async fn the_end_is_committed_beside_the_users_own_work() {
 
 #[tokio::test]
 async fn evicted_sessions_and_directories_without_repository_are_committed() {
-    let (fixture, clock) = (WorkspaceFixture::new(), start());
+    let fixture = WorkspaceFixture::new();
+    let clock = start();
     fixture.write("old/a", "1");
     let mut config = fixture.config("");
     config.sessions.max_sessions = 1;
@@ -226,7 +228,8 @@ async fn evicted_sessions_and_directories_without_repository_are_committed() {
 /// A failing workspace is reported and retried, without delaying the others.
 #[tokio::test]
 async fn a_failing_workspace_does_not_block_others() {
-    let (fixture, clock) = (WorkspaceFixture::new(), start());
+    let fixture = WorkspaceFixture::new();
+    let clock = start();
     let names = ["gone", "good", "big", "link", "file", "common", "objects", "alternates", "pipe", "ignore"];
     for name in names {
         fixture.write(&format!("{name}/a"), "1");
@@ -292,7 +295,7 @@ async fn a_failing_workspace_does_not_block_others() {
     // The limit on bytes is separate.
     fixture.write("good/large", &"x".repeat(1001));
     let id = SessionId::new("good").unwrap();
-    tenure.restore(&Principal::default(), &id).await.unwrap();
+    tenure.restore(&Principal::default(), &id, None).await.unwrap();
     clock.advance(SignedDuration::from_hours(2));
     let report = tenure.sweep().await.unwrap();
     assert!(
@@ -318,7 +321,8 @@ fn list(dir: &Path) -> Vec<PathBuf> {
 /// The repository's own configuration of its work tree is not trusted.
 #[tokio::test]
 async fn a_repository_can_not_point_outside_its_directory() {
-    let (fixture, clock) = (WorkspaceFixture::new(), start());
+    let fixture = WorkspaceFixture::new();
+    let clock = start();
     fixture.write("w/a", "mine");
     fs::write(fixture.outside().join("secret"), "theirs").unwrap();
     let git = Repository::init(fixture.path("w")).unwrap();
@@ -392,7 +396,10 @@ async fn bad_names_are_refused_wherever_metadata_is_set() {
     }
     assert_eq!(home.sessions().await, count, "nothing was made");
     let session = home.session("s").await;
-    assert_eq!((session.info.title.as_deref(), &session.info.metadata["workspace"]), (None, &json!("good")));
+    assert_eq!(
+        (session.head().info.title.as_deref(), &session.head().info.metadata["workspace"]),
+        (None, &json!("good"))
+    );
     assert_eq!(send(&home, "PATCH", "/sessions/s", json!({"metadata": {"x": 2}})).await.0, 200);
     assert_eq!(send(&home, "PATCH", "/sessions/s", json!({"metadata": {"workspace": null}})).await.0, 200);
     // Where workspaces are not configured, `metadata.workspace` has no effect.
@@ -406,13 +413,15 @@ async fn bad_names_are_refused_wherever_metadata_is_set() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_workspace_for_many() {
     let fixture = WorkspaceFixture::new();
-    let (config, clock) = (fixture.config(", checkpoints: true"), start());
+    let config = fixture.config(", checkpoints: true");
+    let clock = start();
     fixture.write("w/a", "1");
     let nodes = [open_tenure(&config, &clock).await, open_tenure(&config, &clock).await];
     let mut tasks = Vec::new();
     for (i, tenure) in nodes.iter().enumerate() {
         for n in 0..8 {
-            let (tenure, file) = (tenure.clone(), fixture.path(&format!("w/{i}-{n}")));
+            let tenure = tenure.clone();
+            let file = fixture.path(&format!("w/{i}-{n}"));
             tasks.push(tokio::spawn(async move {
                 let id = format!("s{i}-{n}");
                 begin(&tenure, &id, "w").await;
@@ -437,7 +446,8 @@ async fn one_workspace_for_many() {
     let lock = list(&fixture.dir.path().join("root/.locks")).pop().unwrap();
     let held = fs::OpenOptions::new().write(true).open(lock).unwrap();
     held.lock().unwrap();
-    let (principal, id) = (Principal::default(), SessionId::new("s0-0").unwrap());
+    let principal = Principal::default();
+    let id = SessionId::new("s0-0").unwrap();
     let release = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(300));
         held.unlock().unwrap();
@@ -463,7 +473,8 @@ async fn one_workspace_for_many() {
 /// continues.
 #[tokio::test]
 async fn a_committed_end_is_not_committed_twice() {
-    let (fixture, clock) = (WorkspaceFixture::new(), start());
+    let fixture = WorkspaceFixture::new();
+    let clock = start();
     fixture.write("w/a", "1");
     let tenure = open_tenure(&fixture.config(""), &clock).await;
     tenure.on_expire(|_, reason| {

@@ -14,7 +14,7 @@ def session():
     return f"py-{uuid.uuid4()}"
 
 
-def say(client, session, text, **more):
+def send(client, session, text, **more):
     messages = [{"role": "user", "content": text}]
     return client.chat.completions.create(
         model="rehearsal", messages=messages, extra_body={"session_id": session}, **more
@@ -22,12 +22,12 @@ def say(client, session, text, **more):
 
 
 def test_chat(client, session):
-    first = say(client, session, "Hello!")
+    first = send(client, session, "Hello!")
     assert first.choices[0].message.content == "You said: Hello! I see 1 message."
     assert first.choices[0].finish_reason == "stop"
     assert first.usage.total_tokens > 0
     assert first.session_id == session
-    second = say(client, session, "And now?")
+    second = send(client, session, "And now?")
     assert second.choices[0].message.content == "You said: And now? I see 3 messages."
     assert second.session["appended"] == 1
 
@@ -42,13 +42,13 @@ def test_the_whole_history_without_an_id(client):
 
 
 def test_streaming(client, session):
-    chunks = list(say(client, session, "One two three", stream=True, stream_options={"include_usage": True}))
+    chunks = list(send(client, session, "One two three", stream=True, stream_options={"include_usage": True}))
     assert {chunk.session_id for chunk in chunks} == {session}
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == "You said: One two three I see 1 message."
     assert len(chunks) > 5
     assert chunks[-1].usage.completion_tokens > 0
-    assert say(client, session, "More").choices[0].message.content.endswith("I see 3 messages.")
+    assert send(client, session, "More").choices[0].message.content.endswith("I see 3 messages.")
 
 
 def test_streaming_to_the_end_of_the_stream_helper(client, session):
@@ -61,7 +61,7 @@ def test_streaming_to_the_end_of_the_stream_helper(client, session):
 
 
 def test_async(base, session):
-    async def talk():
+    async def stream_answer():
         client = openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="none")
         messages = [{"role": "user", "content": "Hello"}]
         stream = await client.chat.completions.create(
@@ -69,19 +69,19 @@ def test_async(base, session):
         )
         return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
-    assert asyncio.run(talk()) == "You said: Hello I see 1 message."
+    assert asyncio.run(stream_answer()) == "You said: Hello I see 1 message."
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_tools(client, session, stream):
     tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
-    asked = say(client, session, 'CALL weather {"city": "Bern"}', tools=[tool], stream=stream)
+    response = send(client, session, 'CALL weather {"city": "Bern"}', tools=[tool], stream=stream)
     if stream:
-        pieces = [chunk.choices[0].delta.tool_calls for chunk in asked]
+        pieces = [chunk.choices[0].delta.tool_calls for chunk in response]
         (call,) = [call for calls in pieces if calls for call in calls]
     else:
-        assert asked.choices[0].finish_reason == "tool_calls"
-        (call,) = asked.choices[0].message.tool_calls
+        assert response.choices[0].finish_reason == "tool_calls"
+        (call,) = response.choices[0].message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Bern"})
     # Only the result: the server knows the rest.
     messages = [{"role": "tool", "tool_call_id": call.id, "content": "rain"}]
@@ -117,7 +117,7 @@ def test_headers_and_idempotency(client, session):
     second = ask(model="rehearsal", messages=messages, extra_headers=headers)
     assert first.headers["X-Session-Id"] == second.headers["X-Session-Id"] == session
     assert first.parse().choices == second.parse().choices
-    assert say(client, session, "More").choices[0].message.content.endswith("I see 3 messages.")
+    assert send(client, session, "More").choices[0].message.content.endswith("I see 3 messages.")
     with pytest.raises(openai.UnprocessableEntityError) as error:
         ask(model="rehearsal", messages=[{"role": "user", "content": "Twice"}], extra_headers=headers)
     assert error.value.code == "idempotency_key_reused"
@@ -128,7 +128,7 @@ def test_errors(client, session):
         client.chat.completions.create(model="rehearsal", messages=[])
     assert (error.value.code, error.value.param) == ("invalid", "messages")
     with pytest.raises(openai.BadRequestError) as error:
-        say(client, "not/an/id", "Hello")
+        send(client, "not/an/id", "Hello")
     assert error.value.code == "invalid"
     with pytest.raises(openai.NotFoundError) as error:
         client.chat.completions.create(

@@ -87,8 +87,8 @@ pub async fn fork(report: &mut Report) {
     let mut appends = Vec::new();
     for n in 0..300 {
         appends.push(timed(async { tenure.append(&bench_principal(), &large, plain(turn(n))).await.unwrap() }).await);
-        forks.push(timed(async { tenure.fork(&bench_principal(), &large, Point::End, None).await.unwrap() }).await);
-        labelled.push(timed(async { tenure.fork(&bench_principal(), &large, "here", None).await.unwrap() }).await);
+        forks.push(timed(async { tenure.fork(&bench_principal(), &large, Point::End).await.unwrap() }).await);
+        labelled.push(timed(async { tenure.fork(&bench_principal(), &large, "here").await.unwrap() }).await);
     }
     let forks = median(forks);
     let labelled = median(labelled);
@@ -116,7 +116,7 @@ pub async fn fork(report: &mut Report) {
     let db = rusqlite::Connection::open(&file).unwrap();
     let before = used(&db);
     for _ in 0..1000 {
-        tenure.fork(&bench_principal(), &large, Point::End, None).await.unwrap();
+        tenure.fork(&bench_principal(), &large, Point::End).await.unwrap();
     }
     let each = (used(&db) - before) as f64 / 1000.0;
     report.row(

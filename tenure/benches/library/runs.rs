@@ -52,15 +52,13 @@ struct FixedTool(String);
 
 #[async_trait]
 impl Tools for FixedTool {
-    async fn list(&self, _: &Assistant) -> Result<Vec<Tool>, ToolError> {
+    async fn list(&self, _: &ToolContext<'_>) -> Result<Vec<Tool>, ToolError> {
         Ok(vec![Tool { name: "search".to_owned(), read_only: true, ..Tool::default() }])
     }
 
-    async fn call(&self, _: &Assistant, _: &ToolInvocation) -> Result<ToolOutput, ToolError> {
+    async fn call(&self, _: &ToolContext<'_>, _: &ToolInvocation) -> Result<ToolOutput, ToolError> {
         Ok(ToolOutput { content: self.0.clone(), failed: false })
     }
-
-    async fn end(&self, _: &SessionKey) {}
 }
 
 fn turn_request(session: &SessionId) -> TurnRequest {
@@ -69,7 +67,7 @@ fn turn_request(session: &SessionId) -> TurnRequest {
         messages: vec![turn(0)[0].clone()],
         history: Some(HistoryMode::Append),
         assistant: Some("a".to_owned()),
-        detail: serde_json::Map::from_iter([("model".to_owned(), json!("m"))]),
+        resumable: Some(Resumable::new("m")),
         ..TurnRequest::default()
     }
 }
@@ -82,8 +80,7 @@ async fn begin(tenure: &Tenure, session: &SessionId) -> OpenRun {
 }
 
 async fn execute(open_run: OpenRun, caller: &Caller, tool: &FixedTool) -> TurnOutcome {
-    let executors = Executors { model: caller, tools: Some(tool) };
-    open_run.run(executors, RawObject::default(), false, None).await.unwrap()
+    open_run.execute(Executors::new(caller).tools(tool)).await.unwrap()
 }
 
 fn tenure_with(store: &Tenure, change: impl FnOnce(&mut Assistant, &mut Options)) -> Tenure {

@@ -6,15 +6,28 @@
 //! so it always sees every write acknowledged before it, by any process. Concurrent readers of one
 //! session share a single head check, provided it was issued after each of them arrived (D-012).
 
+use crate::rules::partial::PartialSession;
 use crate::rules::session::Session;
+use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::SessionKey;
 use crate::types::policy::Window;
 use quick_cache::{OptionsBuilder, Weighter, sync::Cache};
-use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use tokio::sync::Mutex;
+
+/// How much of a session must be loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// The head.
+    Head,
+    /// The part that a run needs: the messages that its model is shown, and the run in progress
+    /// ([`PartialSession`]).
+    Partial,
+    /// The full session.
+    Full,
+}
 
 /// The cached state of a session. It may be stale, but is always a consistent prefix of the log.
 #[derive(Debug, Default)]
@@ -73,13 +86,6 @@ impl CachedSession {
     }
 }
 
-impl Deref for CachedSession {
-    type Target = Session;
-    fn deref(&self) -> &Session {
-        &self.session
-    }
-}
-
 impl Clone for CachedSession {
     fn clone(&self) -> Self {
         Self { session: self.session.clone(), rendering: OnceLock::new(), head_json: OnceLock::new() }
@@ -92,7 +98,7 @@ impl CacheState {
         match self {
             CacheState::Empty => None,
             CacheState::Head(head) => Some(head),
-            CacheState::Partial(session, _) | CacheState::Full(session) => Some(session.head()),
+            CacheState::Partial(session, _) | CacheState::Full(session) => Some(session.session.head()),
         }
     }
 
@@ -104,8 +110,29 @@ impl CacheState {
             CacheState::Empty => None,
             CacheState::Head(_) => Some(""),
             CacheState::Partial(session, _) | CacheState::Full(session) => {
-                Some(session.head_json.get_or_init(|| session.head().to_json()))
+                Some(session.head_json.get_or_init(|| session.session.head().to_json()))
             }
+        }
+    }
+
+    /// The head, if it is loaded.
+    pub fn loaded_head(&self) -> Result<&Head> {
+        self.head().ok_or_else(not_loaded)
+    }
+
+    /// The session, if it is loaded in full.
+    pub fn full(&self) -> Result<&Arc<CachedSession>> {
+        match self {
+            CacheState::Full(session) => Ok(session),
+            _ => Err(not_loaded()),
+        }
+    }
+
+    /// The session, if at least the part that a run needs is loaded.
+    pub fn partial(&self) -> Result<PartialSession<'_>> {
+        match self {
+            CacheState::Partial(session, _) | CacheState::Full(session) => Ok(session.session.as_partial()),
+            _ => Err(not_loaded()),
         }
     }
 
@@ -125,6 +152,12 @@ impl CacheState {
             _ => None,
         }
     }
+}
+
+/// The error of a read that did not load as much of a session as its caller uses. It is a defect of
+/// this library.
+fn not_loaded() -> Error {
+    Error::unavailable("the session was not loaded to the depth that the operation requires")
 }
 
 /// The cached state of a session, and the logical time as of which it is current.

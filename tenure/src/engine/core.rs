@@ -13,7 +13,7 @@ use crate::engine::scheduled_store::{ReadPurpose, ScheduledStore};
 use crate::engine::watch::ChangeHub;
 use crate::store::contract::{Concurrency, Store, WriteCost};
 use crate::types::error::Result;
-use crate::types::id::{Principal, Seq};
+use crate::types::id::Principal;
 use crate::types::policy::{Limits, Policy};
 use jiff::Timestamp;
 use std::sync::{Arc, Weak};
@@ -22,9 +22,6 @@ use std::sync::{Arc, Weak};
 #[derive(Clone, Debug)]
 pub(crate) struct Engine {
     shared: Arc<EngineState>,
-    /// The position at which the log of a session must end for an operation on it (`If-Match`).
-    /// `None` means no condition (D-099).
-    pub if_match: Option<Seq>,
     /// The store behind a read scheduler, for reads that are not part of a turn. `None` means that
     /// this handle calls the store directly.
     scheduled: Option<Arc<dyn Store>>,
@@ -71,7 +68,7 @@ impl Engine {
             usage: UsageCache::default(),
             options,
         };
-        Self { shared: Arc::new(shared), if_match: None, scheduled: None }
+        Self { shared: Arc::new(shared), scheduled: None }
     }
 
     /// The store, behind the read scheduler if this handle is for browsing.
@@ -85,11 +82,6 @@ impl Engine {
         let scheduler = self.shared.browsing.clone();
         let caller = ReadPurpose::Browsing(principal.clone());
         Self { scheduled: Some(Arc::new(ScheduledStore { inner, scheduler, caller })), ..self.clone() }
-    }
-
-    /// A handle whose operations are rejected with a conflict unless the log of the session ends at `seq`.
-    pub fn if_match(&self, seq: Seq) -> Self {
-        Self { if_match: Some(seq), ..self.clone() }
     }
 
     /// Waits until the principal may do work as large as a read that is not part of a turn. The

@@ -1,22 +1,10 @@
-//! The input and the output of a step on a session: how much of the session it must see, and what it commits.
+//! The output of a step on a session: what it commits, and its reply to the caller.
 
 use crate::store::item::Item;
 use crate::types::blob::Blob;
 use crate::types::entry::Entry;
 use crate::types::message::Message;
 use jiff::Timestamp;
-
-/// How much of a session must be loaded for a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Depth {
-    /// The head.
-    Head,
-    /// The part that a run needs: the messages that its model is shown, and the run in progress
-    /// ([`crate::rules::partial`]).
-    Run,
-    /// The whole session.
-    Session,
-}
 
 /// A pending commit of a step, and its reply to the caller once the commit is durable.
 #[derive(Debug)]

@@ -4,10 +4,10 @@
 mod tests;
 
 use crate::engine::cache::{
-    CacheEntry, CacheState, CachedSession, CachedState, HEAD_WEIGHT, WeighedEntry, next_generation,
+    CacheEntry, CacheState, CachedSession, CachedState, Depth, HEAD_WEIGHT, WeighedEntry, next_generation,
 };
 use crate::engine::core::Engine;
-use crate::engine::pending_commit::Depth;
+use crate::rules::partial::PartialSession;
 use crate::rules::session::Session;
 use crate::store::contract::HeadCheck;
 use crate::types::entry::{Entry, Record};
@@ -43,9 +43,41 @@ impl Engine {
         self.session_cache().remove(key);
     }
 
-    /// Reads a session as it is in the store now, loaded as far as `need` says. Another user's
+    /// Reads the head of a session as it is in the store now. Another user's session is reported as
+    /// not found.
+    pub(crate) async fn read_head<R>(
+        &self,
+        principal: &Principal,
+        id: &SessionId,
+        f: impl FnOnce(&Head) -> Result<R>,
+    ) -> Result<R> {
+        self.read(principal, id, Depth::Head, |state| f(state.loaded_head()?)).await
+    }
+
+    /// Reads the part of a session that a run needs, as it is in the store now. Another user's
     /// session is reported as not found.
-    pub(crate) async fn read<R>(
+    pub(crate) async fn read_partial<R>(
+        &self,
+        principal: &Principal,
+        id: &SessionId,
+        f: impl FnOnce(PartialSession<'_>) -> Result<R>,
+    ) -> Result<R> {
+        self.read(principal, id, Depth::Partial, |state| f(state.partial()?)).await
+    }
+
+    /// Reads a full session as it is in the store now. Another user's session is reported as not
+    /// found.
+    pub(crate) async fn read_session<R>(
+        &self,
+        principal: &Principal,
+        id: &SessionId,
+        f: impl FnOnce(&Session) -> Result<R>,
+    ) -> Result<R> {
+        self.read(principal, id, Depth::Full, |state| f(&state.full()?.session)).await
+    }
+
+    /// Reads a session, loaded as far as `need` says.
+    async fn read<R>(
         &self,
         principal: &Principal,
         id: &SessionId,
@@ -68,25 +100,25 @@ impl Engine {
         answer
     }
 
-    /// Reads a session from the cache, possibly stale: it includes everything that this process
-    /// wrote, but perhaps not what other processes wrote since. For callers that hold the session's
-    /// lease, whose next commit would detect a concurrent write (D-055).
-    pub(crate) async fn read_cached<R>(
+    /// Reads the part of a session that a run needs from the cache, possibly stale: it includes
+    /// everything that this process wrote, but perhaps not what other processes wrote since. For
+    /// callers that hold the session's lease, whose next commit would detect a concurrent write
+    /// (D-055).
+    pub(crate) async fn read_cached_partial<R>(
         &self,
         principal: &Principal,
         id: &SessionId,
-        need: Depth,
-        f: impl FnOnce(&CacheState) -> Result<R>,
+        f: impl FnOnce(PartialSession<'_>) -> Result<R>,
     ) -> Result<R> {
         let entry = self.cache_entry(&principal.key(id));
         let cached = entry.cached.lock().await;
-        if self.suffices(&cached.state, need) {
-            self.count_cache_lookup(&cached.state, need);
+        if self.suffices(&cached.state, Depth::Partial) {
+            self.count_cache_lookup(&cached.state, Depth::Partial);
             admit(principal, id, &cached.state)?;
-            return f(&cached.state);
+            return f(cached.state.partial()?);
         }
         drop(cached);
-        self.read(principal, id, need, f).await
+        self.read_partial(principal, id, f).await
     }
 
     /// Locks the cached state of a session, refreshed if necessary so that it includes everything
@@ -157,18 +189,18 @@ impl Engine {
             return Ok(CacheState::Head(Box::new(head)));
         };
         // Only records of the session's own log may be missing, not records of an ancestor.
-        let same = cached.info.created_at == head.info.created_at
-            && cached.origin == head.origin
-            && cached.seq <= head.seq
-            && cached.seq >= head.first;
+        let same = cached.session.head().info.created_at == head.info.created_at
+            && cached.session.head().origin == head.origin
+            && cached.session.head().seq <= head.seq
+            && cached.session.head().seq >= head.first;
         if !same {
             return Ok(CacheState::Head(Box::new(head)));
         }
-        if *cached.head() == head {
+        if *cached.session.head() == head {
             return Ok(state);
         }
-        let pages = if cached.seq < head.seq {
-            match self.own_records(&head, cached.seq, head.seq).await {
+        let pages = if cached.session.head().seq < head.seq {
+            match self.own_records(&head, cached.session.head().seq, head.seq).await {
                 // The session was purged and created again.
                 Err(Error::Conflict { .. }) => return Ok(CacheState::Head(Box::new(head))),
                 pages => pages?,
@@ -176,9 +208,10 @@ impl Engine {
         } else {
             Vec::new()
         };
-        let hash = cached.log_hash.map(|log| pages.iter().flatten().fold(log, |log, record| log.then(record)));
+        let hash =
+            cached.session.head().log_hash.map(|log| pages.iter().flatten().fold(log, |log, record| log.then(record)));
         if hash != head.log_hash {
-            tracing::warn!(session_id = %head.info.session_id, known = cached.seq, stored = head.seq,
+            tracing::warn!(session_id = %head.info.session_id, known = cached.session.head().seq, stored = head.seq,
                 "the log in the store differs from the cached one; the session was reloaded");
             return Ok(CacheState::Head(Box::new(head)));
         }
@@ -199,7 +232,7 @@ impl Engine {
         match (need, state) {
             (_, CacheState::Empty) => false,
             (Depth::Head, _) | (_, CacheState::Full(_)) => true,
-            (Depth::Run, CacheState::Partial(session, window)) => *window == self.window(session.head()),
+            (Depth::Partial, CacheState::Partial(session, window)) => *window == self.window(session.session.head()),
             _ => false,
         }
     }
@@ -217,7 +250,7 @@ impl Engine {
         let head = state.head().cloned().ok_or_else(|| Error::NotFound { session_id: key.session.clone() })?;
         let window = self.window(&head);
         // If the newest part cannot be read, neither can the whole log, whose error is reported.
-        let tail = if need == Depth::Run { self.load_partial(&head, &window).await.ok().flatten() } else { None };
+        let tail = if need == Depth::Partial { self.load_partial(&head, &window).await.ok().flatten() } else { None };
         *state = match tail {
             Some(session) => CacheState::Partial(CachedSession::new(session), window),
             None => CacheState::Full(CachedSession::new(self.fold(head).await?)),
@@ -241,30 +274,6 @@ impl Engine {
         }
     }
 
-    /// Clones the whole session from a state. It is an error if only a part is loaded.
-    pub fn full_session(&self, state: &CacheState) -> Result<Session> {
-        match state {
-            CacheState::Full(session) => Ok(Session::clone(session)),
-            _ => Err(Error::unavailable("the session was not loaded")),
-        }
-    }
-
-    /// Borrows the whole session from a state. It is an error if only a part is loaded.
-    pub(crate) fn full_session_ref<'a>(&self, state: &'a CacheState, id: &SessionId) -> Result<&'a Session> {
-        match state {
-            CacheState::Full(session) => Ok(session),
-            _ => Err(Error::NotFound { session_id: id.clone() }),
-        }
-    }
-
-    /// Borrows a session that is loaded at least as far as a run needs it.
-    pub(crate) fn run_ref<'a>(&self, state: &'a CacheState, id: &SessionId) -> Result<&'a Session> {
-        match state {
-            CacheState::Partial(session, _) => Ok(session),
-            other => self.full_session_ref(other, id),
-        }
-    }
-
     /// Reads the head of a session from the store, whatever its status. Another user's session is
     /// reported as not found.
     pub async fn head(&self, principal: &Principal, id: &SessionId) -> Result<Head> {
@@ -277,7 +286,7 @@ impl Engine {
 
     /// Replaces blob references by the media, in all messages.
     pub(crate) async fn attach(&self, mut session: Session) -> Result<Session> {
-        let tenant = session.tenant.clone();
+        let tenant = session.head().tenant.clone();
         for stored in session.messages.iter_mut().filter(|m| !m.message.blob_refs().is_empty()) {
             stored.message = self.attach_message(&tenant, &stored.message).await?;
         }
@@ -307,9 +316,9 @@ impl Engine {
     /// Returns a shared reference to the current session, with blob references in place of media.
     /// Holding it does not block writers.
     pub(crate) async fn shared_session(&self, principal: &Principal, id: &SessionId) -> Result<Arc<CachedSession>> {
-        self.read(principal, id, Depth::Session, |state| match state {
-            CacheState::Full(session) => self.check_live(session).map(|()| session.clone()),
-            _ => Err(Error::NotFound { session_id: id.clone() }),
+        self.read(principal, id, Depth::Full, |state| {
+            let session = state.full()?;
+            self.check_live(session.session.head()).map(|()| session.clone())
         })
         .await
     }

@@ -5,30 +5,22 @@ use crate::types::error::{Error, Result};
 
 use crate::types::entry::SessionCreated;
 use crate::types::head::{DECISIONS, Head};
-use crate::types::id::{SessionId, check_text};
+use crate::types::id::{Seq, check_text};
 use crate::types::status::Status;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value};
 
+/// Checks the condition of an operation (`If-Match`): the log must end at `if_match`, if it is given (D-099).
+pub(crate) fn check_if_match(head: &Head, if_match: Option<Seq>) -> Result<()> {
+    match if_match {
+        Some(expected) if expected != head.seq => {
+            Err(Error::Conflict { session_id: head.info.session_id.clone(), expected })
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Engine {
-    /// Checks `If-Match` for a session that does not exist: any expected log end is a conflict.
-    pub(crate) fn check_expected_none(&self, id: &SessionId) -> Result<()> {
-        match self.if_match {
-            Some(expected) => Err(Error::Conflict { session_id: id.clone(), expected }),
-            None => Ok(()),
-        }
-    }
-
-    /// Checks `If-Match`: the log must end at the expected position, if one is given.
-    pub(crate) fn check_expected(&self, head: &Head) -> Result<()> {
-        match self.if_match {
-            Some(expected) if expected != head.seq => {
-                Err(Error::Conflict { session_id: head.info.session_id.clone(), expected })
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// The time at which the sweep should process a session. `None` means never.
     pub(crate) fn due_at(&self, head: &Head) -> Option<Timestamp> {
         let policy = self.policy(&head.tenant, head.assistant.as_deref());

@@ -1,11 +1,13 @@
 //! The write path: load, decide, commit, and retry after a conflict. No step is committed on a
 //! session that another writer has changed since it was loaded.
 
-use crate::engine::cache::{CacheState, CachedState, next_generation};
+use crate::engine::cache::{CacheState, CachedState, Depth, next_generation};
 use crate::engine::core::Engine;
-use crate::engine::pending_commit::{Depth, PendingCommit};
+use crate::engine::pending_commit::PendingCommit;
 use crate::engine::quota::{self, Usage};
 use crate::engine::read::admit;
+use crate::rules::partial::PartialSession;
+use crate::rules::session::Session;
 use crate::store::contract::Commit;
 use crate::types::blob::Blob;
 use crate::types::entry::{Entry, Record};
@@ -16,10 +18,40 @@ use crate::types::message::Message;
 use jiff::Timestamp;
 
 impl Engine {
+    /// Writes to a session whose head `step` sees: the log is not read.
+    pub(crate) async fn write_head<R>(
+        &self,
+        principal: &Principal,
+        id: &SessionId,
+        mut step: impl FnMut(&Head, Timestamp) -> Result<PendingCommit<R>>,
+    ) -> Result<(R, Option<Committed>)> {
+        self.write(principal, id, Depth::Head, |state, now| step(state.loaded_head()?, now)).await
+    }
+
+    /// Writes to a session of which `step` sees the part that a run needs.
+    pub(crate) async fn write_partial<R>(
+        &self,
+        principal: &Principal,
+        id: &SessionId,
+        mut step: impl FnMut(PartialSession<'_>, Timestamp) -> Result<PendingCommit<R>>,
+    ) -> Result<(R, Option<Committed>)> {
+        self.write(principal, id, Depth::Partial, |state, now| step(state.partial()?, now)).await
+    }
+
+    /// Writes to a session that `step` sees in full.
+    pub(crate) async fn write_session<R>(
+        &self,
+        principal: &Principal,
+        id: &SessionId,
+        mut step: impl FnMut(&Session, Timestamp) -> Result<PendingCommit<R>>,
+    ) -> Result<(R, Option<Committed>)> {
+        self.write(principal, id, Depth::Full, |state, now| step(&state.full()?.session, now)).await
+    }
+
     /// Runs one step on a session: loads it, lets `step` decide what to write, and commits. If
     /// another writer committed first, the session is refreshed and the step is retried, up to
     /// `max_retries` times (optimistic concurrency).
-    pub(crate) async fn write<R>(
+    async fn write<R>(
         &self,
         principal: &Principal,
         id: &SessionId,
@@ -47,9 +79,7 @@ impl Engine {
             self.load_current(&key, &mut cached, need).await?;
             let now = self.now();
             let state = &cached.state;
-            let admitted =
-                admit(principal, id, state).and_then(|()| state.head().map_or(Ok(()), |h| self.check_expected(h)));
-            let draft = admitted.and_then(|()| step(state, now));
+            let draft = admit(principal, id, state).and_then(|()| step(state, now));
             // The cached state may be stale: refresh it before an error, or the absence of changes,
             // is reported.
             let idle = draft.as_ref().map_or(true, PendingCommit::is_idle);

@@ -6,7 +6,6 @@
 //! it came from store a back reference: when they are rewound or purged explicitly, a memory whose
 //! only source is there is retracted (D-072, D-073).
 
-use crate::engine::pending_commit::Depth;
 use crate::rules::session::StoredMessage;
 use crate::store::item::{Item, Namespace, Owner};
 use crate::tenure::Tenure;
@@ -50,6 +49,18 @@ pub struct NewMemory {
     pub messages: Vec<Seq>,
     /// Arbitrary metadata.
     pub metadata: Map<String, Value>,
+}
+
+impl From<&str> for NewMemory {
+    fn from(text: &str) -> Self {
+        Self { text: text.to_owned(), ..Self::default() }
+    }
+}
+
+impl From<String> for NewMemory {
+    fn from(text: String) -> Self {
+        Self { text, ..Self::default() }
+    }
 }
 
 /// Returns the text to index for word search. Character bigrams are appended for Chinese, Japanese,
@@ -318,8 +329,7 @@ impl Tenure {
         };
         let id = &head.info.session_id;
         self.engine
-            .read(principal, id, Depth::Session, |state| {
-                let session = self.engine.full_session_ref(state, id)?;
+            .read_session(principal, id, |session| {
                 match messages.iter().find(|seq| !contains_message(&session.messages, **seq)) {
                     None => Ok(()),
                     Some(seq) => Err(Error::NoSuchPoint {

@@ -54,7 +54,7 @@ impl Tenure {
             return Ok(());
         }
         let session = self.engine.shared_session(principal, id).await?;
-        self.retract(&key, Some(&session.messages)).await
+        self.retract(&key, Some(&session.session.messages)).await
     }
 
     /// Follows the back references in a namespace and removes the sources that are no longer valid.

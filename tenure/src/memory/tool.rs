@@ -93,7 +93,8 @@ impl Tenure {
                 // The source is the message that contains the call.
                 let session = self.engine.shared_session(principal, id).await?;
                 let contains_call = |m: &&StoredMessage| m.message.tool_calls().iter().any(|c| c.id == call.id);
-                let messages = session.messages.iter().rev().find(contains_call).map(|m| m.seq).into_iter().collect();
+                let messages =
+                    session.session.messages.iter().rev().find(contains_call).map(|m| m.seq).into_iter().collect();
                 let memory =
                     self.remember(principal, &target, NewMemory { text, messages, ..NewMemory::default() }).await?;
                 Ok(json!({"remembered": memory.id}))

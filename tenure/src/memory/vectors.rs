@@ -47,10 +47,7 @@ impl Tenure {
         match embed(embedder, vec![text.to_owned()]).await {
             Ok(vectors) => vectors.first().map(|v| Vector::new(embedder.name(), v)),
             Err(reason) => {
-                tracing::warn!(
-                    why = reason,
-                    "could not embed a memory; it is found by words only until it is embedded"
-                );
+                tracing::warn!(reason, "could not embed a memory; it is found by words only until it is embedded");
                 None
             }
         }

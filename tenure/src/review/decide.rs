@@ -3,15 +3,16 @@
 //! Open reviews are indexed in the sessions' heads and stored in their logs; there is no separate
 //! list that could diverge (D-061).
 
-use crate::engine::pending_commit::{Depth, PendingCommit};
-use crate::rules::session::{Review, Session};
+use crate::engine::pending_commit::PendingCommit;
+use crate::rules::partial::PartialSession;
+use crate::rules::session::Review;
 use crate::store::query::{OwnerFilter, SessionCursor, SessionOrder, SessionQuery};
 use crate::tenure::Tenure;
 use crate::types::decision_chain::DecisionChain;
 use crate::types::entry::{Decision, Entry, LeaseClaim, ReviewDecided};
 use crate::types::error::{Error, Result};
 use crate::types::head::{Head, ReviewIndexLabel};
-use crate::types::id::{Principal, ReviewId, RunId, SessionId};
+use crate::types::id::{Principal, ReviewId, RunId};
 use crate::types::status::Status;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
@@ -67,8 +68,7 @@ impl Tenure {
         let page = self.list(principal, query).await?;
         let mut reviews = Vec::new();
         for head in page.heads {
-            let matching = self.engine.read(principal, &head.info.session_id, Depth::Session, |state| {
-                let session = self.engine.full_session_ref(state, &head.info.session_id)?;
+            let matching = self.engine.read_session(principal, &head.info.session_id, |session| {
                 let selected = session.reviews.iter().filter(|r| match filter {
                     ReviewFilter::Open(queue) => {
                         r.decided.is_none() && !r.void && (queue.is_none() || r.opened.queue == *queue)
@@ -90,9 +90,8 @@ impl Tenure {
     /// Returns a review with the head of its session.
     pub async fn review(&self, principal: &Principal, id: &ReviewId) -> Result<(Head, Review)> {
         let session_id = id.session().ok_or_else(|| no_review(id))?;
-        let review = self.engine.read(principal, &session_id, Depth::Session, |state| {
-            let session = self.engine.full_session_ref(state, &session_id)?;
-            Ok((session.head().clone(), find_review(session, id)?.clone()))
+        let review = self.engine.read_session(principal, &session_id, |session| {
+            Ok((session.head().clone(), find_review(&session.reviews, id)?.clone()))
         });
         review.await.map_err(|e| hide_session(e, id))
     }
@@ -147,31 +146,14 @@ impl Tenure {
         &self,
         principal: &Principal,
         id: &ReviewId,
-        step: impl Fn(&Session, &Review, Timestamp) -> Result<(Vec<Entry>, Review)>,
+        step: impl Fn(PartialSession<'_>, &Review, Timestamp) -> Result<(Vec<Entry>, Review)>,
     ) -> Result<Review> {
         let session_id = id.session().ok_or_else(|| no_review(id))?;
         // Open reviews are in the session's most recent part; a review decided long ago may require
         // the full log.
-        match self.update_review_at(principal, &session_id, id, Depth::Run, &step).await {
-            Err(Error::NoSuchReview { .. }) => {
-                self.update_review_at(principal, &session_id, id, Depth::Session, &step).await
-            }
-            other => other,
-        }
-    }
-
-    async fn update_review_at(
-        &self,
-        principal: &Principal,
-        session_id: &SessionId,
-        id: &ReviewId,
-        depth: Depth,
-        step: &impl Fn(&Session, &Review, Timestamp) -> Result<(Vec<Entry>, Review)>,
-    ) -> Result<Review> {
-        let updated = self.write(principal, session_id, depth, |state, now| {
-            let session = self.engine.run_ref(state, session_id)?;
-            self.engine.check_live(session)?;
-            let review = find_review(session, id)?;
+        let update = |session: PartialSession<'_>, now: Timestamp| {
+            self.engine.check_live(session.head)?;
+            let review = find_review(session.reviews, id)?;
             if review.decided.is_some() || review.void {
                 let decision = review.decided.as_ref().map_or_else(
                     || "the run of the review has ended".to_owned(),
@@ -181,8 +163,14 @@ impl Tenure {
             }
             let (entries, updated_review) = step(session, review, now)?;
             Ok(PendingCommit::new(entries, updated_review))
-        });
-        updated.await.map_err(|e| hide_session(e, id))
+        };
+        let updated = match self.write_partial(principal, &session_id, &update).await {
+            Err(Error::NoSuchReview { .. }) => {
+                self.write_session(principal, &session_id, |session, now| update(session.as_partial(), now)).await
+            }
+            other => other,
+        };
+        updated.map_err(|e| hide_session(e, id))
     }
 
     /// Applies the timeout decision to reviews that are overdue, and returns how many were decided.
@@ -204,8 +192,7 @@ impl Tenure {
     pub(crate) async fn decide_overdue_in_session(&self, head: &Head) -> Result<usize> {
         let principal = head.owner();
         let id = &head.info.session_id;
-        let overdue = self.engine.read(&principal, id, Depth::Run, |state| {
-            let session = self.engine.run_ref(state, id)?;
+        let overdue = self.engine.read_partial(&principal, id, |session| {
             let now = self.now();
             let with_timeout =
                 session.open_reviews().filter_map(|r| Some((r.opened.review.clone(), r.opened.timeout.clone()?)));
@@ -234,11 +221,16 @@ impl Tenure {
 
 /// The entries that record a decision, and the resulting review. The last open review also
 /// reactivates the session and releases its run.
-fn decision_entries(session: &Session, review: &Review, input: &ReviewInput, now: Timestamp) -> (Vec<Entry>, Review) {
+fn decision_entries(
+    session: PartialSession<'_>,
+    review: &Review,
+    input: &ReviewInput,
+    now: Timestamp,
+) -> (Vec<Entry>, Review) {
     let ReviewInput { decision, reviewer, notes, arguments } = input.clone();
     let id = review.opened.review.clone();
     let step = review.opened.step.clone();
-    let previous = Some(DecisionChain::link(session.decisions));
+    let previous = Some(DecisionChain::link(session.head.decisions));
     let decision_record = ReviewDecided { review: id.clone(), step, decision, reviewer, notes, arguments, previous };
     let mut entries = vec![Entry::review_decided(decision_record.clone())];
     if session.open_reviews().all(|r| r.opened.review == id) {
@@ -253,8 +245,8 @@ fn release_entry(run: RunId, now: Timestamp) -> Entry {
     Entry::RunClaimed { run, claim: LeaseClaim { node: String::new(), until: now } }
 }
 
-fn find_review<'s>(session: &'s Session, id: &ReviewId) -> Result<&'s Review> {
-    session.reviews.iter().find(|r| r.opened.review == *id).ok_or_else(|| no_review(id))
+fn find_review<'s>(reviews: &'s [Review], id: &ReviewId) -> Result<&'s Review> {
+    reviews.iter().find(|r| r.opened.review == *id).ok_or_else(|| no_review(id))
 }
 
 fn no_review(id: &ReviewId) -> Error {

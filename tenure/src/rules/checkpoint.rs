@@ -31,14 +31,14 @@ pub(crate) fn fork_record(source: &Head, owner: &SessionId, point: ResolvedPoint
 
 /// Resolves a point. A point that the session does not have is [`Error::NoSuchPoint`].
 pub(crate) fn resolve_point(session: &Session, point: &Point) -> Result<ResolvedPoint> {
-    let session_id = session.info.session_id.clone();
+    let session_id = session.head().info.session_id.clone();
     session.locate(point).ok_or_else(|| Error::NoSuchPoint { session_id, point: point.to_string() })
 }
 
 /// Builds the entry that rewinds a session to its first `retained` messages. Also returns the messages that it
 /// discards.
 pub(crate) fn rewind_entry(session: &Session, retained: usize) -> (Entry, Vec<Message>) {
-    let end = ResolvedPoint { seq: session.seq, position: retained, digest: session.digest.clone() };
+    let end = ResolvedPoint { seq: session.head().seq, position: retained, digest: session.head().digest.clone() };
     let point = session.locate(&Point::Position(retained)).unwrap_or(end);
     let discarded = session.messages[retained..].iter().map(|m| m.message.clone()).collect();
     (Entry::Rewound(RewindEntry { to: point.seq, digest: point.digest }), discarded)

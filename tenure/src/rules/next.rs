@@ -5,6 +5,7 @@
 //! client. A call that was started and has no result may or may not have been executed: unless it can safely
 //! be retried, a person decides that too.
 
+use crate::rules::partial::PartialSession;
 use crate::rules::session::{Review, Session, ToolCallStart};
 use crate::types::entry::{Decision, ReviewDecided};
 use crate::types::id::Seq;
@@ -75,12 +76,12 @@ pub fn next(session: &Session, rules: &RunRules<'_>) -> NextStep {
     if session.open_reviews().next().is_some() {
         return NextStep::Wait;
     }
-    next_after(session, &[], rules)
+    next_after(session.as_partial(), &[], rules)
 }
 
 /// Returns the next step after these additional messages. The cost depends on the last turn only, not on the
 /// length of the session.
-pub(crate) fn next_after(session: &Session, new: &[Message], rules: &RunRules<'_>) -> NextStep {
+pub(crate) fn next_after(session: PartialSession<'_>, new: &[Message], rules: &RunRules<'_>) -> NextStep {
     let stored = session.messages.iter().rev().map(|stored| (stored.seq, &stored.message));
     let messages = new.iter().rev().map(|m| (Seq::MAX, m)).chain(stored).filter(|(_, m)| !m.role().is_instruction());
     let mut results = Vec::new();
@@ -113,7 +114,7 @@ struct OpenCall<'a> {
 impl<'a> OpenCall<'a> {
     /// Collects what the log records about a call. Only records after the answer count, because models reuse
     /// ids.
-    fn of(session: &'a Session, since: Seq, call: ToolCall) -> Self {
+    fn of(session: PartialSession<'a>, since: Seq, call: ToolCall) -> Self {
         let started = calls_started_after(session, since).find(|s| s.call == call.id && !s.cached).map(|s| s.seq);
         let later = session.reviews.iter().rev().take_while(|r| r.seq > since);
         let decided = later.filter(|r| r.opened.call.as_ref() == Some(&call.id) && r.decided.is_some());
@@ -149,7 +150,7 @@ impl<'a> OpenCall<'a> {
 
 /// Returns the calls that were started after a record, newest first. Runs do not overlap, so older ones need
 /// not be scanned.
-fn calls_started_after(session: &Session, since: Seq) -> impl Iterator<Item = &ToolCallStart> {
+fn calls_started_after(session: PartialSession<'_>, since: Seq) -> impl Iterator<Item = &ToolCallStart> {
     let older = session.runs.iter().rev().take_while(|r| r.seq > since).count() + 1;
     let runs = session.runs.iter().rev().take(older);
     runs.flat_map(|r| r.tools_started.iter().rev()).take_while(move |s| s.seq > since)

@@ -10,12 +10,64 @@
 mod tests;
 
 use crate::rules::prompt::is_enough;
-use crate::rules::session::{Session, StoredMessage};
+use crate::rules::session::{Checkpoint, Review, Run, Session, StoredMessage, Summary};
 use crate::types::entry::{Entry, MessageEntry, Record};
 use crate::types::head::{Head, InstructionSpan, PromptPrefix};
-use crate::types::id::Seq;
+use crate::types::id::{RunId, Seq};
 use crate::types::message::Role;
 use crate::types::policy::Window;
+
+/// The part of a session that a run depends on: a borrowed view of a session that is loaded in part or in
+/// full. Operations that need the full history, such as resolving a checkpoint, are not available on it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PartialSession<'a> {
+    /// The head.
+    pub head: &'a Head,
+    /// The messages that are loaded, oldest first: at least those that the model is shown.
+    pub messages: &'a [StoredMessage],
+    /// The checkpoints that are loaded, oldest first.
+    pub checkpoints: &'a [Checkpoint],
+    /// The runs that are loaded, oldest first: at least the current one.
+    pub runs: &'a [Run],
+    /// The reviews that are loaded, oldest first: at least all open ones.
+    pub reviews: &'a [Review],
+    /// The summaries that are loaded, oldest first: at least the active one.
+    pub summaries: &'a [Summary],
+    /// Messages in earlier records may not be loaded.
+    loaded_from: Seq,
+}
+
+impl<'a> PartialSession<'a> {
+    /// Returns a run by its id.
+    pub fn run(self, id: &RunId) -> Option<&'a Run> {
+        self.runs.iter().rev().find(|run| run.id == *id)
+    }
+
+    /// Returns the reviews that still need a decision.
+    pub fn open_reviews(self) -> impl Iterator<Item = &'a Review> {
+        self.reviews.iter().filter(|review| review.is_open())
+    }
+
+    /// Returns true if a message has not been rewound. Messages before the loaded part are assumed to remain.
+    pub fn contains_message(self, seq: Seq) -> bool {
+        seq < self.loaded_from || self.messages.binary_search_by_key(&seq, |m| m.seq).is_ok()
+    }
+}
+
+impl Session {
+    /// Returns the view of this session, which may be loaded in part, that a run uses.
+    pub(crate) fn as_partial(&self) -> PartialSession<'_> {
+        PartialSession {
+            head: self.head(),
+            messages: &self.messages,
+            checkpoints: &self.checkpoints,
+            runs: &self.runs,
+            reviews: &self.reviews,
+            summaries: &self.summaries,
+            loaded_from: self.older.1,
+        }
+    }
+}
 
 impl Session {
     /// Folds the most recent part of a session from the records of its prompt prefix and the last records of
@@ -64,11 +116,6 @@ impl Session {
     fn contains_window(&self, window: &Window) -> bool {
         let messages: Vec<&StoredMessage> = self.messages.iter().collect();
         is_enough(&messages, self.older.1, &self.summaries, window)
-    }
-
-    /// Returns true if a message has not been rewound. Messages before the loaded part are assumed to remain.
-    pub(crate) fn contains_message(&self, message: Seq) -> bool {
-        message < self.older.1 || self.messages.binary_search_by_key(&message, |m| m.seq).is_ok()
     }
 }
 

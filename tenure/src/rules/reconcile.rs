@@ -307,7 +307,7 @@ impl<'a> ReconcileRows<'a> {
         }
         let question = last_question(self.stored);
         let new = self.new_conversation(0).0;
-        let is_only = |q: &Range<usize>| self.session.digest.turns == 1 && q.len() == new.len();
+        let is_only = |q: &Range<usize>| self.session.head().digest.turns == 1 && q.len() == new.len();
         match question {
             Some(q) if self.may_rewind && (self.is_retry || is_only(&q)) && self.ends_with(&q, &new) => {
                 ReconcilePlan { matched: self.rest.len(), ..ReconcilePlan::retaining(self.stored, q.end) }

@@ -1,6 +1,6 @@
 //! Builds the entries that end a run and the pause that it caused.
 
-use crate::rules::session::Session;
+use crate::rules::partial::PartialSession;
 use crate::types::entry::{Entry, RunOutcome};
 use crate::types::id::RunId;
 use crate::types::status::Status;
@@ -15,7 +15,7 @@ pub(crate) fn run_ended_entry(run: &RunId, outcome: RunOutcome, error: Option<St
 
 /// Returns the entry that reactivates a session that is paused for open reviews, after its run was stopped.
 /// `None` if the session does not wait for a review.
-pub(crate) fn reactivation_entry(session: &Session) -> Option<Entry> {
-    let is_waiting = session.status == Status::Paused && session.open_reviews().next().is_some();
+pub(crate) fn reactivation_entry(session: PartialSession<'_>) -> Option<Entry> {
+    let is_waiting = session.head.status == Status::Paused && session.open_reviews().next().is_some();
     is_waiting.then(|| Entry::Status { to: Status::Active, reason: Some("its run was stopped".to_owned()) })
 }

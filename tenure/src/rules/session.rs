@@ -10,11 +10,11 @@ use crate::types::head::{DECISIONS, Head, Lease, LogEnd, OpenReview, PromptPrefi
 use crate::types::id::{CheckpointLabel, RunId, Seq, SessionKey};
 use crate::types::log_hash::LogHash;
 use crate::types::message::{Message, Role};
+use crate::types::resumable::Resumable;
 use crate::types::status::Status;
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use std::ops::Deref;
 use std::sync::OnceLock;
 
 /// A stored message, with its position in the log, its timestamp, and the run that produced it.
@@ -136,6 +136,19 @@ pub struct ToolCallStart {
     pub tokens: u64,
 }
 
+impl Run {
+    /// Returns the parameters with which any process can resume the run. `None` means that it can only be
+    /// executed by the process that started it.
+    pub fn resumable(&self) -> Option<Resumable> {
+        Resumable::from_detail(&self.detail)
+    }
+
+    /// Returns true if the run can be resumed by any process.
+    pub(crate) fn is_resumable(&self) -> bool {
+        self.resumable().is_some()
+    }
+}
+
 /// A review: a request for a decision, and the decision.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Review {
@@ -152,6 +165,13 @@ pub struct Review {
     /// Whether the review became obsolete without a decision: its run ended, its record was rewound, or it
     /// belongs to the parent of a fork.
     pub void: bool,
+}
+
+impl Review {
+    /// Returns true if the review still needs a decision.
+    pub fn is_open(&self) -> bool {
+        self.decided.is_none() && !self.void
+    }
 }
 
 /// A summary that replaces the oldest messages in the prompt (D-066).
@@ -206,13 +226,6 @@ pub struct Session {
     pub(crate) older: (usize, Seq),
     /// Size of all messages in bytes, approximately: media may have been attached again.
     bytes: usize,
-}
-
-impl Deref for Session {
-    type Target = Head;
-    fn deref(&self) -> &Head {
-        &self.head
-    }
 }
 
 /// A position in a session, as a user specifies it.
@@ -449,7 +462,7 @@ impl Session {
 
     /// Returns the reviews that still need a decision.
     pub fn open_reviews(&self) -> impl Iterator<Item = &Review> {
-        self.reviews.iter().filter(|r| r.decided.is_none() && !r.void)
+        self.reviews.iter().filter(|review| review.is_open())
     }
 
     /// Returns the active summary.

@@ -2,7 +2,8 @@
 //! The messages stay in the log and visible to all other operations; `uncompact` removes the
 //! summary (D-066).
 
-use crate::engine::pending_commit::{Depth, PendingCommit};
+use crate::engine::pending_commit::PendingCommit;
+use crate::engine::status::check_if_match;
 use crate::engine::turn_lock::OnBusy;
 use crate::executors::model::{Model, Prompt};
 use crate::rules::answer::ModelAnswer;
@@ -53,16 +54,17 @@ impl Tenure {
         let mut goal = None;
         let mut messages = 0;
         loop {
-            let session = self.engine.shared_session(principal, id).await?;
-            let window = self.policy(&session.tenant, session.assistant.as_deref()).window;
-            goal = goal.or_else(|| summary::goal(&session, &window, keep));
-            let Some(part) = goal.and_then(|goal| summary::next_part(&session, &window, goal)) else {
-                return Ok(CompactionResult { seq: session.seq, messages, summary: session.summary().cloned() });
+            let cached = self.engine.shared_session(principal, id).await?;
+            let session = &cached.session;
+            let window = self.policy(&session.head().tenant, session.head().assistant.as_deref()).window;
+            goal = goal.or_else(|| summary::goal(session, &window, keep));
+            let Some(part) = goal.and_then(|goal| summary::next_part(session, &window, goal)) else {
+                return Ok(CompactionResult { seq: session.head().seq, messages, summary: session.summary().cloned() });
             };
-            let created_at = session.info.created_at;
+            let created_at = session.head().info.created_at;
             // Release the shared session: a writer would have to copy it while it is referenced
             // here.
-            drop(session);
+            drop(cached);
             let result = async {
                 let text = request_summary(model, &part, options.clone()).await?;
                 let message = summary::message(&text, part.max_tokens);
@@ -86,10 +88,9 @@ impl Tenure {
         part: &SummaryPart,
         message: Message,
     ) -> Result<()> {
-        self.write(principal, id, Depth::Session, |state, _| {
-            let session = self.engine.full_session_ref(state, id)?;
-            self.engine.check_live(session)?;
-            if session.info.created_at != created_at || !part.still_applies(session) {
+        self.write_session(principal, id, |session, _| {
+            self.engine.check_live(session.head())?;
+            if session.head().info.created_at != created_at || !part.still_applies(session) {
                 return Err(Error::Superseded { session_id: id.clone() });
             }
             Ok(PendingCommit::new(vec![Entry::Compacted { upto: part.upto, summary: Some(message.clone()) }], ()))
@@ -98,11 +99,12 @@ impl Tenure {
     }
 
     /// Removes a session's summary: prompts contain the messages again, up to the window. No new
-    /// summary is written until one is requested explicitly (D-069).
-    pub async fn uncompact(&self, principal: &Principal, id: &SessionId) -> Result<Head> {
-        self.write(principal, id, Depth::Session, |state, now| {
-            let session = self.engine.full_session_ref(state, id)?;
-            self.engine.check_live(session)?;
+    /// summary is written until one is requested explicitly (D-069). With `if_match`, it is a
+    /// conflict unless the log ends there.
+    pub async fn uncompact(&self, principal: &Principal, id: &SessionId, if_match: Option<Seq>) -> Result<Head> {
+        self.write_session(principal, id, |session, now| {
+            check_if_match(session.head(), if_match)?;
+            self.engine.check_live(session.head())?;
             let mut head = session.head().clone();
             if session.uncompacted {
                 return Ok(PendingCommit::new(Vec::new(), head));

@@ -9,34 +9,32 @@
 mod calls;
 mod retry;
 
-use crate::engine::pending_commit::{Depth, PendingCommit};
-use crate::engine::turn_lock::{StopReason, TurnGuard};
-use crate::executors::model::{Prompt, SpeculativeSlot};
-use crate::memory::recall::{MemoryInjection, RECALLS, with_block};
+use crate::engine::idempotency::expiring_item;
+use crate::engine::pending_commit::PendingCommit;
+use crate::engine::turn_lock::StopReason;
+use crate::executors::model::Prompt;
+use crate::executors::tools::ToolContext;
+use crate::memory::recall::{RECALLS, with_block};
 use crate::rules::answer::{ModelAnswer, add_usage};
 use crate::rules::next::{CallAction, NextStep, PendingCall, ReviewRequest, RunRules, next_after};
-use crate::rules::overlay::Overlay;
+use crate::rules::partial::PartialSession;
 use crate::rules::prompt::build_history;
 use crate::rules::run_entries::{CANCELLED, run_ended_entry};
-use crate::rules::session::{CACHED, Run, Session, StoredMessage, TOKENS, tokens_used};
+use crate::rules::session::{CACHED, Run, StoredMessage, TOKENS, tokens_used};
 use crate::rules::tool_call_filter::ToolCallFilter;
-use crate::run::begin::OpenRun;
 use crate::run::executors::{Executors, RunEvent, StoredAnswer, ToolProgress, TurnError, TurnOutcome};
 use crate::run::idempotency::ANSWERS;
 use crate::run::lease::LeaseState;
-use crate::run::request::ReconcileReport;
+use crate::run::open_run::{OpenRun, RunContext};
 use crate::store::item::Item;
-use crate::tenure::Tenure;
-use crate::types::assistant::Assistant;
 use crate::types::entry::{
     CheckpointEntry, Entry, MessageEntry, Patch, ReviewOpened, ReviewTimeout, RunOutcome, SessionPatch,
 };
 use crate::types::error::{Error, Result};
-use crate::types::id::{CheckpointLabel, Principal, ReviewId, RunId, Seq, SessionId};
+use crate::types::id::{CheckpointLabel, ReviewId, RunId, Seq};
 use crate::types::message::{Message, Role};
 use crate::types::model::{ModelChunk, ModelError};
 use crate::types::policy::{CheckpointPolicy, RunPolicy};
-use crate::types::raw_object::RawObject;
 use crate::types::status::Status;
 use crate::types::tool::Tool;
 use jiff::{SignedDuration, Timestamp};
@@ -46,24 +44,17 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tokio::sync::mpsc;
 
 impl OpenRun {
-    /// Executes the run and commits every step. Events are sent to `listener` as they occur; a
-    /// listener that disconnects does not stop the run (D-049).
-    pub async fn run(
-        self,
-        executors: Executors<'_>,
-        options: RawObject,
-        stream: bool,
-        listener: Option<mpsc::Sender<RunEvent>>,
-    ) -> Result<TurnOutcome, TurnError> {
-        let had_listener = listener.is_some();
-        let (mut execution, mut turn_guard) = Execution::new(self, executors, options, stream, listener);
-        let tenure = execution.tenure.clone();
-        let principal = execution.principal.clone();
-        let id = execution.session_id.clone();
-        let run = execution.run.clone();
+    /// Executes the run and commits every step. A client that disconnects does not stop it (D-049).
+    pub async fn execute(self, executors: Executors<'_>) -> Result<TurnOutcome, TurnError> {
+        let OpenRun { mut turn_guard, context } = self;
+        let had_receiver = executors.events.is_some();
+        let mut execution = Execution::new(context, executors);
+        let tenure = execution.context.tenure.clone();
+        let principal = execution.context.principal.clone();
+        let id = execution.context.session_id.clone();
+        let run = execution.context.run.clone();
         let time = execution.time_left();
         let lease_state = execution.lease_state.clone();
         let result = tokio::select! {
@@ -77,7 +68,9 @@ impl OpenRun {
         };
         match result {
             Ok(()) => Ok(TurnOutcome {
-                all_events_delivered: had_listener == execution.listener.is_some(),
+                session_id: id,
+                run,
+                all_events_delivered: had_receiver == execution.executors.events.is_some(),
                 body: execution.body(),
                 answer: execution.answer,
                 seq: execution.seq,
@@ -94,28 +87,16 @@ impl OpenRun {
 
 /// The state of a run while it is executed.
 struct Execution<'a> {
-    tenure: Tenure,
-    principal: Principal,
-    session_id: SessionId,
-    run: RunId,
-    input_seq: Seq,
-    store_answer: bool,
-    assistant: Option<Arc<Assistant>>,
-    model: Option<String>,
-    overlay: Overlay,
-    policy: RunPolicy,
-    started_at: Timestamp,
+    context: RunContext,
     executors: Executors<'a>,
+    policy: RunPolicy,
     tools: Arc<[Tool]>,
-    options: RawObject,
+    /// Whether the client has tools of its own.
     client_tools: bool,
-    stream: bool,
-    listener: Option<mpsc::Sender<RunEvent>>,
-    /// The first prompt. `None` means that the run was started earlier and is resumed.
+    /// The first prompt. `None` after the first round, and if the run is resumed.
     first_prompt: Option<Vec<Message>>,
+    /// Whether the run was started earlier and resumes from its stored state.
     resumed: bool,
-    /// A model request that is already in flight.
-    speculative_call: SpeculativeSlot,
     /// The answer of the current round; `answer_committed` is true once it is persisted.
     answer: ModelAnswer,
     answer_committed: bool,
@@ -123,7 +104,7 @@ struct Execution<'a> {
     tokens: u64,
     /// Token usage summed over the model's answers, as far as the model server reports it.
     usage: Value,
-    /// The stream chunk that reports the usage to the listener.
+    /// The stream chunk that reports the usage to the receiver of events.
     usage_chunk: Option<Value>,
     calls: Vec<ToolProgress>,
     /// Tool results that were found in the cache, by call id.
@@ -131,12 +112,8 @@ struct Execution<'a> {
     seq: Seq,
     waiting: bool,
     lease_state: Arc<LeaseState>,
-    /// Recalled memories that are injected into the prompt.
-    memory_injection: Option<MemoryInjection>,
-    /// The record of that injection, until it is committed.
+    /// The record of the memories that are injected, until it is committed.
     recall_event: Option<Item>,
-    /// The report of how the request's messages were merged.
-    reconcile_report: ReconcileReport,
     /// The streamed events, recorded for a replay under the same idempotency key (D-047).
     streamed: Option<StreamedText>,
     /// The creation time in the response body, fixed at first use so that the body is the same each
@@ -160,58 +137,17 @@ fn limit(code: &'static str, message: impl Into<String>) -> TurnError {
 }
 
 impl<'a> Execution<'a> {
-    fn new(
-        open_run: OpenRun,
-        executors: Executors<'a>,
-        options: RawObject,
-        stream: bool,
-        listener: Option<mpsc::Sender<RunEvent>>,
-    ) -> (Self, TurnGuard) {
-        let OpenRun {
-            tenure,
-            principal,
-            turn_guard,
-            store_answer,
-            input_seq,
-            assistant,
-            model,
-            overlay,
-            session_id,
-            run,
-            messages,
-            started_at,
-            claimed_at,
-            memory_injection,
-            speculative_call,
-            reconcile_report,
-            ..
-        } = open_run;
-        let policy = tenure.policy(&principal.tenant, assistant.as_ref().map(|a| a.name.as_str())).runs;
-        let until = AtomicI64::new(tenure.lease_claim(claimed_at).until.as_microsecond());
-        let lease_state = Arc::new(LeaseState { until, releasing: AtomicBool::new(false) });
-        let client_tools = options.get("tools").is_some_and(|t| t.trim() != "null" && t.trim() != "[]");
-        let record_stream = store_answer && listener.is_some();
-        let execution = Self {
-            tenure,
-            principal,
-            session_id,
-            run,
-            input_seq,
-            store_answer,
-            assistant,
-            model,
-            overlay,
-            policy,
-            started_at,
-            executors,
+    fn new(mut context: RunContext, executors: Executors<'a>) -> Self {
+        let until = AtomicI64::new(context.tenure.lease_claim(context.claimed_at).until.as_microsecond());
+        let client_tools = executors.options.get("tools").is_some_and(|t| t.trim() != "null" && t.trim() != "[]");
+        let prompt = std::mem::take(&mut context.input.prompt);
+        let record_stream = context.store_answer && executors.events.is_some();
+        Self {
+            policy: context.policy().runs,
             tools: Arc::default(),
-            options,
             client_tools,
-            stream,
-            listener,
-            resumed: messages.is_empty(),
-            first_prompt: (!messages.is_empty()).then_some(messages),
-            speculative_call,
+            resumed: prompt.is_empty(),
+            first_prompt: (!prompt.is_empty()).then_some(prompt),
             answer: ModelAnswer::default(),
             answer_committed: true,
             rounds: 0,
@@ -222,37 +158,42 @@ impl<'a> Execution<'a> {
             hits: HashMap::new(),
             seq: 0,
             waiting: false,
-            lease_state,
-            recall_event: memory_injection.as_ref().map(|r| r.event.clone()),
-            memory_injection,
-            reconcile_report,
+            lease_state: Arc::new(LeaseState { until, releasing: AtomicBool::new(false) }),
+            recall_event: context.input.memory_injection.as_ref().map(|m| m.event.clone()),
             streamed: record_stream.then(StreamedText::default),
             answered_at: OnceLock::new(),
-        };
-        (execution, turn_guard)
+            context,
+            executors,
+        }
     }
 
     fn time_left(&self) -> Duration {
-        let spent = self.tenure.now().duration_since(self.started_at);
+        let spent = self.context.tenure.now().duration_since(self.context.started_at);
         self.policy
             .max_time
             .saturating_sub(Duration::try_from(spent).unwrap_or_default())
             .min(Duration::from_secs(u32::MAX.into()))
     }
 
-    async fn execute_steps(&mut self) -> Result<(), TurnError> {
-        if let Some(assistant) = &self.assistant {
-            let mut tools = match self.executors.tools {
-                Some(tools) => tools.list(assistant).await.map_err(TurnError::Tools)?,
-                None => Vec::new(),
-            };
-            if let Some(memory) = self.tenure.memory_tool(&self.principal, assistant) {
-                tools.retain(|t| t.name != memory.name);
-                tools.push(memory);
-            }
-            self.tools = tools.into();
-            self.add_tool_definitions();
+    /// Lists the tools of this run, and adds their definitions to the model request.
+    async fn list_tools(&mut self) -> Result<(), TurnError> {
+        let assistant = self.context.assistant.as_deref();
+        let session = self.context.principal.key(&self.context.session_id);
+        let mut tools = match self.executors.tools {
+            Some(tools) => tools.list(&ToolContext::new(&session, assistant)).await.map_err(TurnError::Tools)?,
+            None => Vec::new(),
+        };
+        if let Some(memory) = assistant.and_then(|a| self.context.tenure.memory_tool(&self.context.principal, a)) {
+            tools.retain(|t| t.name != memory.name);
+            tools.push(memory);
         }
+        self.tools = tools.into();
+        self.add_tool_definitions();
+        Ok(())
+    }
+
+    async fn execute_steps(&mut self) -> Result<(), TurnError> {
+        self.list_tools().await?;
         let mut step = match self.first_prompt {
             Some(_) => NextStep::Model,
             None => {
@@ -279,11 +220,10 @@ impl<'a> Execution<'a> {
 
     /// Restores the round and token counters of a resumed run from its log.
     async fn restore_usage(&mut self) -> Result<()> {
-        let tenure = &self.tenure;
-        let id = &self.session_id;
-        let run = &self.run;
-        let usage = tenure.engine.read(&self.principal, id, Depth::Run, |state| {
-            let session = tenure.engine.run_ref(state, id)?;
+        let tenure = &self.context.tenure;
+        let id = &self.context.session_id;
+        let run = &self.context.run;
+        let usage = tenure.engine.read_partial(&self.context.principal, id, |session| {
             let run_messages = session.messages.iter().rev().take_while(|m| m.run.as_ref() == Some(run));
             let rounds = run_messages.filter(|m| m.message.role() == Role::Assistant).count();
             let last = session.checkpoints.iter().rev().find(|c| c.run.as_ref() == Some(run));
@@ -304,7 +244,7 @@ impl<'a> Execution<'a> {
         if self.tools.is_empty() {
             return;
         }
-        let client_tools = self.options.get("tools").and_then(|t| serde_json::from_str::<Vec<Value>>(t).ok());
+        let client_tools = self.executors.options.get("tools").and_then(|t| serde_json::from_str::<Vec<Value>>(t).ok());
         let is_own_tool = |v: &Value| self.tools.iter().any(|t| v["function"]["name"] == t.name.as_str());
         let mut definitions: Vec<Value> =
             client_tools.unwrap_or_default().into_iter().filter(|v| !is_own_tool(v)).collect();
@@ -312,7 +252,7 @@ impl<'a> Execution<'a> {
             let function = json!({"name": t.name, "description": t.description, "parameters": t.parameters});
             json!({"type": "function", "function": function})
         }));
-        self.options.set("tools", definitions);
+        self.executors.options.set("tools", definitions);
     }
 
     /// Executes one model round: calls the model and commits its answer together with the entries
@@ -337,9 +277,9 @@ impl<'a> Execution<'a> {
                 }
             }
         };
-        self.answer = ModelAnswer::with_max_bytes(self.tenure.limits().max_message_bytes);
+        self.answer = ModelAnswer::with_max_bytes(self.context.tenure.limits().max_message_bytes);
         self.answer_committed = false;
-        let prompt = Prompt { messages, options: self.options.clone(), stream: self.stream };
+        let prompt = Prompt { messages, options: self.executors.options.clone(), stream: self.executors.stream };
         self.stream_answer(prompt).await?;
         let Some(message) = self.answer.message() else {
             return Err(ModelError::Broken { reason: "the answer ended without any content".into() }.into());
@@ -382,27 +322,34 @@ impl<'a> Execution<'a> {
     /// Builds the prompt of a later round from the run's last commit (D-055), without checking the
     /// store for newer records.
     async fn build_prompt(&mut self) -> Result<Vec<Message>> {
-        let tenure = &self.tenure;
-        let id = &self.session_id;
-        let history = tenure.engine.read_cached(&self.principal, id, Depth::Run, |state| {
-            let session = tenure.engine.run_ref(state, id)?;
-            let window = tenure.policy(&session.tenant, session.assistant.as_deref()).window;
-            Ok(build_history(session.messages.iter(), &session.reviews, &session.summaries, &window, &self.overlay))
+        let tenure = &self.context.tenure;
+        let id = &self.context.session_id;
+        let history = tenure.engine.read_cached_partial(&self.context.principal, id, |session| {
+            let window = tenure.policy(&session.head.tenant, session.head.assistant.as_deref()).window;
+            Ok(build_history(
+                session.messages.iter(),
+                &session.reviews,
+                &session.summaries,
+                &window,
+                &self.context.input.overlay,
+            ))
         });
         let history = history.await?;
-        if self.memory_injection.is_none() && self.resumed {
+        if self.context.input.memory_injection.is_none() && self.resumed {
             // The run was started by another node, which injected its recalled memories. Recall
             // them again.
-            let name = self.assistant.as_ref().map(|a| a.name.as_str());
-            self.memory_injection = tenure.recall_for_prompt(&self.principal, id, name, &history).await;
+            let name = self.context.assistant.as_ref().map(|a| a.name.as_str());
+            self.context.input.memory_injection =
+                tenure.recall_for_prompt(&self.context.principal, id, name, &history).await;
         }
-        let messages = tenure.prompt(&self.principal.tenant, self.assistant.as_deref(), history).await?;
-        Ok(with_block(messages, self.memory_injection.as_ref().map(|r| &r.block)))
+        let messages =
+            tenure.prompt(&self.context.principal.tenant, self.context.assistant.as_deref(), history).await?;
+        Ok(with_block(messages, self.context.input.memory_injection.as_ref().map(|r| &r.block)))
     }
 
     async fn stream_answer(&mut self, prompt: Prompt) -> Result<(), TurnError> {
         let mut filter = ToolCallFilter::new(self.tools.clone());
-        let mut chunks = match self.speculative_call.take() {
+        let mut chunks = match self.context.input.speculative_call.take() {
             Some(call) => call.response().await?,
             None => self.executors.model.ask(prompt).await?,
         };
@@ -411,7 +358,7 @@ impl<'a> Execution<'a> {
             self.answer.add_chunk(&chunk)?;
             // Record for a replay even without a listener: a disconnected client gets the stream
             // when it retries.
-            if (self.listener.is_some() || self.streamed.is_some())
+            if (self.executors.events.is_some() || self.streamed.is_some())
                 && let Some(chunk) = filter.filter(chunk)
             {
                 self.send_event(RunEvent::Chunk(chunk)).await;
@@ -423,11 +370,11 @@ impl<'a> Execution<'a> {
 
     async fn send_event(&mut self, event: RunEvent) {
         self.record(&event);
-        let max_stall = self.tenure.limits().max_stall;
-        if let Some(listener) = &self.listener
+        let max_stall = self.context.tenure.limits().max_stall;
+        if let Some(listener) = &self.executors.events
             && !matches!(tokio::time::timeout(max_stall, listener.send(event)).await, Ok(Ok(())))
         {
-            self.listener = None;
+            self.executors.events = None;
         }
     }
 
@@ -447,18 +394,17 @@ impl<'a> Execution<'a> {
 
     /// The answer as one `chat.completion`, identical each time it is serialized.
     fn body(&self) -> String {
-        self.answer.body(self.run.as_str(), *self.answered_at.get_or_init(|| self.tenure.now()))
+        self.answer.body(self.context.run.as_str(), *self.answered_at.get_or_init(|| self.context.tenure.now()))
     }
 
     /// Commits messages together with the entries that follow from them: tool call starts, review
     /// requests, or the end of the run. `is_round_complete` is true if no other call of this round
     /// is in flight. Returns [`Error::Superseded`] if this node no longer holds the run.
     async fn commit_messages(&mut self, messages: Vec<Message>, is_round_complete: bool) -> Result<NextStep> {
-        let tenure = &self.tenure;
-        let id = &self.session_id;
-        let run = &self.run;
-        let committed = tenure.write_with_retries(&self.principal, id, Depth::Run, |state, now| {
-            let session = tenure.engine.run_ref(state, id)?;
+        let tenure = &self.context.tenure;
+        let id = &self.context.session_id;
+        let run = &self.context.run;
+        let committed = tenure.write_partial_with_retries(&self.context.principal, id, |session, now| {
             let Some(held_run) = self.held_run(session) else { return Ok(self.superseded_commit(session)) };
             let message_entry = |m: &Message| Entry::Message(MessageEntry::by_run(run, m.clone()));
             let mut builder = EntryBuilder { session, entries: Vec::new(), steps: last_step(session, held_run) };
@@ -497,7 +443,7 @@ impl<'a> Execution<'a> {
                 }
                 NextStep::Done if is_round_complete => {
                     let turn = (self.policy.checkpoints != CheckpointPolicy::Manual)
-                        .then(|| crate::rules::checkpoint::automatic_checkpoint(session, &messages, Some(run)));
+                        .then(|| crate::rules::checkpoint::automatic_checkpoint(session.head, &messages, Some(run)));
                     builder.entries.extend(turn.flatten());
                     builder.entries.extend(self.new_model(session));
                     builder.entries.push(run_ended_entry(run, RunOutcome::Completed, None, None));
@@ -524,39 +470,43 @@ impl<'a> Execution<'a> {
 
     /// Returns the run if this node still holds its lease, the run is open, and the message it
     /// answers has not been discarded.
-    fn held_run<'s>(&self, session: &'s Session) -> Option<&'s Run> {
-        let has_input = self.input_seq == 0 || session.contains_message(self.input_seq);
-        let is_held = has_input && session.status.is_live() && self.tenure.holds_lease(session.head(), &self.run);
-        session.run(&self.run).filter(|run| is_held && run.ended.is_none())
+    fn held_run<'s>(&self, session: PartialSession<'s>) -> Option<&'s Run> {
+        let has_input = self.context.input.seq == 0 || session.contains_message(self.context.input.seq);
+        let is_held = has_input
+            && session.head.status.is_live()
+            && self.context.tenure.holds_lease(session.head, &self.context.run);
+        session.run(&self.context.run).filter(|run| is_held && run.ended.is_none())
     }
 
     /// Returns true if another node has cancelled the run and no message was added since. The
     /// partial answer can then still be stored.
-    fn was_cancelled_elsewhere(&self, session: &Session) -> bool {
+    fn was_cancelled_elsewhere(&self, session: PartialSession<'_>) -> bool {
         let cancelled = |run: &Run| run.code.as_deref() == Some(CANCELLED) && run.ended.is_some();
-        let is_last_run = session.runs.last().is_some_and(|run| run.id == self.run && cancelled(run));
-        let is_own = |m: &StoredMessage| !m.partial && (m.run.as_ref() == Some(&self.run) || m.seq == self.input_seq);
-        is_last_run && session.status.is_live() && session.messages.last().is_some_and(is_own)
+        let is_last_run = session.runs.last().is_some_and(|run| run.id == self.context.run && cancelled(run));
+        let is_own = |m: &StoredMessage| {
+            !m.partial && (m.run.as_ref() == Some(&self.context.run) || m.seq == self.context.input.seq)
+        };
+        is_last_run && session.head.status.is_live() && session.messages.last().is_some_and(is_own)
     }
 
     /// The commit for a run that was superseded: ends the run, unless it has ended or is held by
     /// another node.
-    fn superseded_commit<R>(&self, session: &Session) -> PendingCommit<Option<R>> {
-        let is_held = session.status.is_live() && self.tenure.holds_lease(session.head(), &self.run);
+    fn superseded_commit<R>(&self, session: PartialSession<'_>) -> PendingCommit<Option<R>> {
+        let is_held = session.head.status.is_live() && self.context.tenure.holds_lease(session.head, &self.context.run);
         let reason = "the session was rewound, replaced or ended during the run".to_owned();
-        let entry = run_ended_entry(&self.run, RunOutcome::Cancelled, Some(reason), Some("superseded"));
+        let entry = run_ended_entry(&self.context.run, RunOutcome::Cancelled, Some(reason), Some("superseded"));
         PendingCommit::new(if is_held { vec![entry] } else { Vec::new() }, None)
     }
 
     /// The entry that stores the answering model as the session's model, if it has changed.
-    fn new_model(&self, session: &Session) -> Option<Entry> {
-        let model = self.model.as_ref().filter(|m| Some(*m) != session.info.model.as_ref())?;
+    fn new_model(&self, session: PartialSession<'_>) -> Option<Entry> {
+        let model = self.context.model.as_ref().filter(|m| Some(*m) != session.head.info.model.as_ref())?;
         Some(Entry::info(SessionPatch { model: Patch::Set(model.clone()), ..SessionPatch::default() }))
     }
 
     /// The item that stores the response for a replay under the same idempotency key.
     fn answer_item(&self) -> Option<(String, Item)> {
-        (self.store_answer && self.answer.message().is_some()).then(|| {
+        (self.context.store_answer && self.answer.message().is_some()).then(|| {
             let mut stream = self.streamed.as_ref().map(|s| s.events.clone()).unwrap_or_default();
             if !stream.is_empty() {
                 // The usage event is sent only after this commit.
@@ -564,12 +514,12 @@ impl<'a> Execution<'a> {
             }
             let replay = StoredAnswer {
                 body: self.body(),
-                reconcile_report: self.reconcile_report.clone(),
+                reconcile_report: self.context.input.reconcile_report.clone(),
                 calls: self.calls.clone(),
                 stream,
             };
             let value = serde_json::to_string(&replay).expect("a replay serializes to JSON");
-            (ANSWERS.to_owned(), self.tenure.expiring_item(self.run.as_str(), value))
+            (ANSWERS.to_owned(), expiring_item(self.context.run.as_str(), value, self.context.tenure.now()))
         })
     }
 
@@ -590,7 +540,7 @@ impl<'a> Execution<'a> {
         }
         let call = job.call.id.clone();
         let tool = job.call.name.clone();
-        Some(Entry::ToolStarted { run: self.run.clone(), call, tool, detail })
+        Some(Entry::ToolStarted { run: self.context.run.clone(), call, tool, detail })
     }
 
     fn review_opened(&self, request: &ReviewRequest, seq: Seq, now: Timestamp) -> ReviewOpened {
@@ -598,9 +548,9 @@ impl<'a> Execution<'a> {
         let timeout = rule.and_then(|r| r.timeout?.duration()).and_then(|d| SignedDuration::try_from(d).ok());
         let expires_at = timeout.and_then(|timeout| now.checked_add(timeout).ok());
         ReviewOpened {
-            review: ReviewId::of(&self.session_id, seq),
+            review: ReviewId::of(&self.context.session_id, seq),
             step: request.call.name.clone(),
-            run: Some(self.run.clone()),
+            run: Some(self.context.run.clone()),
             call: Some(request.call.id.clone()),
             queue: rule.and_then(|r| r.queue.clone()),
             lost: request.lost,
@@ -619,11 +569,10 @@ impl<'a> Execution<'a> {
             if self.answer_committed { Vec::new() } else { self.answer.message().into_iter().collect() };
         let is_stopped = matches!(error, TurnError::Stopped | TurnError::Cancelled);
         let outcome = if is_stopped { RunOutcome::Cancelled } else { RunOutcome::Failed };
-        let tenure = &self.tenure;
-        let id = &self.session_id;
-        let run = &self.run;
-        let committed = tenure.write(&self.principal, id, Depth::Run, |state, _| {
-            let session = tenure.engine.run_ref(state, id)?;
+        let tenure = &self.context.tenure;
+        let id = &self.context.session_id;
+        let run = &self.context.run;
+        let committed = tenure.write_partial(&self.context.principal, id, |session, _| {
             let partial_entry =
                 |m: &Message| Entry::Message(MessageEntry { partial: true, ..MessageEntry::by_run(run, m.clone()) });
             // The answer may have been committed at the moment the run was stopped: do not store it
@@ -652,19 +601,19 @@ impl<'a> Execution<'a> {
 
 /// A builder for the entries of one commit.
 struct EntryBuilder<'s> {
-    session: &'s Session,
+    session: PartialSession<'s>,
     entries: Vec<Entry>,
     steps: u64,
 }
 
 impl EntryBuilder<'_> {
     fn next_seq(&self) -> Seq {
-        self.session.seq + self.entries.len() as Seq + 1
+        self.session.head.seq + self.entries.len() as Seq + 1
     }
 
     fn checkpoint(&mut self, run: &RunId, state: Map<String, Value>) {
         self.steps += 1;
-        let label = format!("turn-{}.{}", self.session.digest.turns.max(1), self.steps);
+        let label = format!("turn-{}.{}", self.session.head.digest.turns.max(1), self.steps);
         if let Ok(label) = CheckpointLabel::new(label) {
             let run = Some(run.clone());
             let step = Some(self.steps);
@@ -675,7 +624,7 @@ impl EntryBuilder<'_> {
 
 /// The step number of the run's latest checkpoint, 0 if it has none. Checkpoints of other origin
 /// are skipped.
-fn last_step(session: &Session, run: &Run) -> u64 {
+fn last_step(session: PartialSession<'_>, run: &Run) -> u64 {
     let checkpoints = session.checkpoints.iter().rev().take_while(|c| c.seq > run.seq);
     checkpoints.filter(|c| c.run.as_ref() == Some(&run.id)).find_map(|c| c.step).unwrap_or(0)
 }

@@ -3,25 +3,70 @@
 use crate::executors::model::Model;
 use crate::executors::tools::Tools;
 use crate::rules::answer::ModelAnswer;
-use crate::run::request::ReconcileReport;
+use crate::run::reconcile_report::ReconcileReport;
 use crate::types::error::Error;
-use crate::types::id::Seq;
+use crate::types::id::{RunId, Seq, SessionId};
 use crate::types::model::{ModelChunk, ModelError};
+use crate::types::raw_object::RawObject;
 use crate::types::tool::ToolError;
 use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
 
-/// The model and the tools that execute a run.
-#[derive(Clone, Copy)]
+/// The model and the tools that execute a run, and where its events are sent.
+#[derive(Clone)]
 pub struct Executors<'a> {
     /// The model.
-    pub model: &'a dyn Model,
-    /// Tools that the server executes. `None` means that only the client's tools are available.
-    pub tools: Option<&'a dyn Tools>,
+    pub(crate) model: &'a dyn Model,
+    /// Tools that are executed here. `None` means that only the client's tools are available.
+    pub(crate) tools: Option<&'a dyn Tools>,
+    /// All fields of the model request besides the conversation.
+    pub(crate) options: RawObject,
+    /// Whether the model is requested to stream its answer.
+    pub(crate) stream: bool,
+    /// Receives the events of the run as they occur.
+    pub(crate) events: Option<mpsc::Sender<RunEvent>>,
+}
+
+impl<'a> Executors<'a> {
+    /// Executes runs with a model and without tools.
+    pub fn new(model: &'a dyn Model) -> Self {
+        Self { model, tools: None, options: RawObject::default(), stream: false, events: None }
+    }
+
+    /// Sets the tools.
+    pub fn tools(mut self, tools: &'a dyn Tools) -> Self {
+        self.tools = Some(tools);
+        self
+    }
+
+    /// Sets all fields of the model request besides the conversation, such as `temperature`. A
+    /// client's tools are definitions in its field `tools`: a call of one ends the run, and the
+    /// client answers it with a tool message.
+    pub fn options(mut self, options: RawObject) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Requests the model to stream its answer.
+    pub fn stream(mut self, stream: bool) -> Self {
+        self.stream = stream;
+        self
+    }
+
+    /// Sends the events of the run to a channel as they occur. A receiver that is dropped, or that
+    /// takes no event for longer than `max_stall`, does not stop the run (D-049).
+    pub fn events(mut self, events: mpsc::Sender<RunEvent>) -> Self {
+        self.events = Some(events);
+        self
+    }
 }
 
 impl std::fmt::Debug for Executors<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Executors")
+        f.debug_struct("Executors")
+            .field("options", &self.options)
+            .field("stream", &self.stream)
+            .finish_non_exhaustive()
     }
 }
 
@@ -54,7 +99,12 @@ pub struct ToolProgress {
 
 /// The outcome of a run.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct TurnOutcome {
+    /// The session of the run.
+    pub session_id: SessionId,
+    /// The id of the run.
+    pub run: RunId,
     /// The model's last answer.
     pub answer: ModelAnswer,
     /// The answer as one `chat.completion` object.
@@ -86,6 +136,16 @@ pub struct StoredAnswer {
     /// be stored.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stream: Vec<RunEvent>,
+}
+
+impl StoredAnswer {
+    /// Returns the outcome of the run that produced the answer. `seq` is the end of the log.
+    pub fn outcome(self, session_id: SessionId, run: RunId, seq: Seq) -> Result<TurnOutcome, ModelError> {
+        let mut answer = ModelAnswer::default();
+        answer.add_chunk(&ModelChunk::Complete(self.body.clone()))?;
+        let StoredAnswer { body, calls, .. } = self;
+        Ok(TurnOutcome { session_id, run, answer, body, seq, all_events_delivered: true, calls, waiting: false })
+    }
 }
 
 /// The reason why a turn has no answer.

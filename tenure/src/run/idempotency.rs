@@ -1,27 +1,21 @@
 //! Idempotency keys of turns. A request with a known key and an equal body is answered with the
 //! stored response instead of being executed again (D-047); a different body is an error.
 
+use crate::engine::idempotency::reply_item;
 use crate::run::executors::StoredAnswer;
-use crate::run::request::TurnRequest;
-use crate::store::item::{Item, Namespace, Owner};
+use crate::store::item::{Namespace, Owner};
 use crate::tenure::Tenure;
 use crate::types::error::{Error, Result};
 use crate::types::id::{Principal, RunId, SessionId, SessionKey};
-use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
 
 /// Namespace of the used idempotency keys, per user.
 const KEYS: &str = "turn-keys";
 /// Namespace of the stored responses, per session.
 pub(crate) const ANSWERS: &str = "turn-answers";
-/// Lifetime of an idempotency key.
-const KEY_TTL: SignedDuration = SignedDuration::from_hours(24);
-
-/// A used idempotency key, with the run that it started.
+/// The run that a request with an idempotency key started.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct IdempotencyRecord {
-    /// The request body, or its digest, that the key was used with.
-    pub body: String,
+pub(crate) struct StartedRun {
     /// The session of the run.
     pub session: SessionId,
     /// The run that the request started.
@@ -29,56 +23,45 @@ pub(crate) struct IdempotencyRecord {
 }
 
 impl Tenure {
-    /// Returns the record of an earlier request with this key. `None` if there is none or it has
-    /// expired; [`Error::KeyReused`] if that request had a different body.
-    pub(crate) async fn find_idempotency_record(
+    /// Returns the run that an earlier request with this key and body started. `None` if there is
+    /// none or the key has expired; [`Error::KeyReused`](crate::Error::KeyReused) if that request
+    /// had a different body.
+    pub(crate) async fn find_started_run(
         &self,
         principal: &Principal,
-        request: &TurnRequest,
-    ) -> Result<Option<IdempotencyRecord>> {
-        let Some((key, body)) = &request.idempotency else { return Ok(None) };
-        let Some(item) = self.store().get(&key_namespace(principal), key, None).await? else { return Ok(None) };
-        if item.is_expired(self.now()) {
-            return Ok(None);
-        }
-        let record: IdempotencyRecord =
-            serde_json::from_str(&item.value).map_err(|e| Error::corrupt(format!("idempotency key {key:?}"), e))?;
-        if record.body == *body { Ok(Some(record)) } else { Err(Error::KeyReused { key: key.clone() }) }
+        keyed: Option<&(String, String)>,
+    ) -> Result<Option<StartedRun>> {
+        let Some((key, body)) = keyed else { return Ok(None) };
+        self.engine.find_reply(&key_namespace(principal), key, body).await
     }
 
     /// Stores the session and run that a request with this key starts.
-    pub(crate) async fn store_idempotency_record(
+    pub(crate) async fn store_started_run(
         &self,
         principal: &Principal,
         key: &str,
-        record: IdempotencyRecord,
+        body: &str,
+        started: &StartedRun,
     ) -> Result<()> {
-        let value = serde_json::to_string(&record).expect("plain data");
-        self.store().put(&key_namespace(principal), &self.expiring_item(key, value), None).await
+        let item = reply_item(key, body, started, self.now());
+        self.store().put(&key_namespace(principal), &item, None).await
     }
 
-    /// Returns the stored response of a record, if there is one.
+    /// Returns the stored response of a run, if there is one.
     pub(crate) async fn stored_answer(
         &self,
         principal: &Principal,
-        record: &IdempotencyRecord,
+        started: &StartedRun,
     ) -> Result<Option<Box<StoredAnswer>>> {
         let namespace = Namespace {
             tenant: principal.tenant.clone(),
-            owner: Owner::Session(record.session.clone()),
+            owner: Owner::Session(started.session.clone()),
             name: ANSWERS.to_owned(),
         };
-        let Some(item) = self.store().get(&namespace, record.run.as_str(), None).await? else { return Ok(None) };
-        // Earlier versions stored only the body.
-        let replay = serde_json::from_str(&item.value);
-        Ok(Some(Box::new(replay.unwrap_or_else(|_| StoredAnswer { body: item.value, ..StoredAnswer::default() }))))
-    }
-
-    /// Creates an item that expires together with its idempotency key.
-    pub(crate) fn expiring_item(&self, key: &str, value: String) -> Item {
-        let now = self.now();
-        let expires_at = now.checked_add(KEY_TTL).ok();
-        Item { expires_at, ..Item::new(key, value, now) }
+        let Some(item) = self.store().get(&namespace, started.run.as_str(), None).await? else { return Ok(None) };
+        let answer = serde_json::from_str(&item.value)
+            .map_err(|e| Error::corrupt(format!("the stored answer of run {}", started.run), e))?;
+        Ok(Some(Box::new(answer)))
     }
 }
 

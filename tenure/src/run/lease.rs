@@ -4,10 +4,12 @@
 //! and cannot write any more, whatever its clock says (D-041).
 
 use crate::engine::node::is_gone;
-use crate::engine::pending_commit::{Depth, PendingCommit};
+use crate::engine::pending_commit::PendingCommit;
+use crate::engine::turn_lock::OnBusy;
+use crate::rules::partial::PartialSession;
 use crate::store::query::{OwnerFilter, SessionQuery};
 use crate::tenure::Tenure;
-use crate::types::entry::{Entry, LeaseClaim};
+use crate::types::entry::{Entry, LeaseClaim, RunOutcome};
 use crate::types::error::{Error, Result};
 use crate::types::head::{Head, Lease};
 use crate::types::id::{Principal, RunId, SessionId};
@@ -70,10 +72,9 @@ impl Tenure {
     /// Renews this node's lease on a run and returns its new end. Updates only the head; no record
     /// is appended.
     pub(crate) async fn renew_lease(&self, principal: &Principal, id: &SessionId, run: &RunId) -> Result<Timestamp> {
-        self.write(principal, id, Depth::Head, |state, now| {
-            match state.head() {
-                Some(head) if self.holds_lease(head, run) => {}
-                _ => return Err(Error::Superseded { session_id: id.clone() }),
+        self.write_head(principal, id, |head, now| {
+            if !self.holds_lease(head, run) {
+                return Err(Error::Superseded { session_id: id.clone() });
             }
             let until = self.lease_claim(now).until;
             let mut pending = PendingCommit::new(Vec::new(), until);
@@ -129,12 +130,10 @@ impl Tenure {
     pub(crate) async fn claim_run(&self, head: &Head, run: &RunId) -> Result<bool> {
         let id = &head.info.session_id;
         let principal = head.owner();
-        let claimed = self.write(&principal, id, Depth::Head, |state, now| {
-            let is_claimable = state.head().is_some_and(|h| {
-                h.status.is_live()
-                    && h.run.as_ref() == Some(run)
-                    && h.lease.as_ref().is_some_and(|l| self.is_free(l, now))
-            });
+        let claimed = self.write_head(&principal, id, |head, now| {
+            let is_claimable = head.status.is_live()
+                && head.run.as_ref() == Some(run)
+                && head.lease.as_ref().is_some_and(|l| self.is_free(l, now));
             let entry = Entry::RunClaimed { run: run.clone(), claim: self.lease_claim(now) };
             Ok(PendingCommit::new(if is_claimable { vec![entry] } else { Vec::new() }, is_claimable))
         });
@@ -142,5 +141,43 @@ impl Tenure {
             Err(Error::NotFound { .. } | Error::Conflict { .. }) => Ok(false),
             other => other,
         }
+    }
+
+    /// Returns the entry that ends a run left open by another (possibly dead) node, or
+    /// [`Error::Busy`] if that node's lease is still valid and the turn may not interrupt it. The
+    /// caller holds the local turn lock, so the run is executed by another node or by none (D-041).
+    pub(crate) fn end_previous_run(
+        &self,
+        session: PartialSession<'_>,
+        new_run: &RunId,
+        on_busy: OnBusy,
+        now: Timestamp,
+    ) -> Result<Option<Entry>> {
+        let Some(run) = session.head.run.clone() else { return Ok(None) };
+        let lease = session.head.lease.as_ref().filter(|l| l.node != self.node());
+        let is_resumable = session.run(&run).is_some_and(|r| r.is_resumable());
+        let is_active = lease.is_some_and(|l| {
+            // A run that records its model is resumable: other nodes get one more lease duration to
+            // take it over (D-043).
+            if is_resumable {
+                !self.is_free(l, now.saturating_sub(self.lease_duration()).unwrap_or(now))
+            } else {
+                !self.is_free(l, now)
+            }
+        });
+        // The same request, executed by another node, must not be interrupted by its own retry.
+        let is_same_run = run == *new_run;
+        if is_active && (is_same_run || on_busy != OnBusy::Interrupt) {
+            return Err(Error::Busy { session_id: session.head.info.session_id.clone() });
+        }
+        if is_same_run {
+            return Ok(None);
+        }
+        let (outcome, error, code) = if is_active {
+            (RunOutcome::Cancelled, "the run was interrupted by another request", "interrupted")
+        } else {
+            (RunOutcome::Failed, "the node that executed the run has stopped", "abandoned")
+        };
+        Ok(Some(Entry::RunEnded { run, outcome, error: Some(error.to_owned()), code: Some(code.to_owned()) }))
     }
 }

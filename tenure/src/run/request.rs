@@ -1,20 +1,17 @@
-//! The request for a turn, and the report of how its messages were merged into the stored history.
-
+//! The request for a turn: what the client sends, and how it is executed.
 use crate::engine::turn_lock::OnBusy;
-
-use crate::memory::recall::InjectedMemory;
-
+use crate::executors::model::Model;
+use crate::executors::tools::Tools;
 use crate::rules::reconcile::plan::IncomingRequest;
-
+use crate::run::executors::{Executors, RunEvent};
 use crate::types::id::SessionId;
 use crate::types::message::Message;
 use crate::types::policy::HistoryMode;
-
+use crate::types::raw_object::RawObject;
+use crate::types::resumable::Resumable;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use std::sync::Arc;
-
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 
 /// The policy for a request to an expired session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,35 +54,82 @@ pub struct TurnRequest {
     /// Idempotency key and body. A repeated key with an equal body is answered once, with the same
     /// response each time (D-047).
     pub idempotency: Option<(String, String)>,
-    /// The parameters that the run is started with. A run that names its `model` can be taken over
-    /// by another node (D-043).
-    pub detail: Map<String, Value>,
+    /// The parameters that are stored with the run, so that any process can resume it after a crash.
+    /// `None` means that the run ends if its process dies (D-043).
+    pub resumable: Option<Resumable>,
     /// Notified when the request has to wait because its session is busy.
     pub queued: Option<Arc<Notify>>,
 }
 
-/// The report of how a request's messages were merged into the stored history.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct ReconcileReport {
-    /// Number of request messages that were already stored.
-    pub matched: usize,
-    /// Number of stored messages that the request omits after the first one that it repeats, such
-    /// as tool messages.
-    #[serde(rename = "spliced")]
-    pub omitted: usize,
-    /// Number of stored messages that were rewound.
-    pub rewound: usize,
-    /// Number of request messages that are new and were stored.
-    pub appended: usize,
-    /// Number of request messages that are shown to the model but not stored.
-    #[serde(default)]
-    pub ephemeral: usize,
-    /// Ids of tool results that answer no known call. They were dropped.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub orphans: Vec<String>,
-    /// Memories that were injected into the prompt.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub memories: Vec<InjectedMemory>,
+/// A request to execute one turn: the messages, and the model and the tools that execute it.
+///
+/// ```
+/// use tenure::{Message, RunRequest, Tenure};
+/// # use tenure::testing::ScriptedModel;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let model = ScriptedModel::new([serde_json::json!({"role": "assistant", "content": "Hello, Ada."})]);
+/// let tenure = Tenure::open("memory:").await?;
+/// let session = tenure.user("acme", "ada")?.create_session().await?;
+/// let outcome = session.run(RunRequest::new(&model, [Message::user("hello")])).await?;
+/// assert_eq!(outcome.answer.message().unwrap().text(), "Hello, Ada.");
+/// assert_eq!(session.load().await?.messages.len(), 2);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct RunRequest<'a> {
+    /// The messages, and how the turn is begun.
+    pub turn: TurnRequest,
+    /// The model and the tools.
+    pub executors: Executors<'a>,
+}
+
+impl<'a> RunRequest<'a> {
+    /// Creates a request with new messages for the session. The run can be resumed after a crash
+    /// with [`SessionHandle::resume`](crate::SessionHandle::resume).
+    pub fn new(model: &'a dyn Model, messages: impl IntoIterator<Item = Message>) -> Self {
+        let turn = TurnRequest {
+            messages: messages.into_iter().collect(),
+            history: Some(HistoryMode::Append),
+            resumable: Some(Resumable::default()),
+            ..TurnRequest::default()
+        };
+        Self { turn, executors: Executors::new(model) }
+    }
+
+    /// Sets the tools.
+    pub fn tools(mut self, tools: &'a dyn Tools) -> Self {
+        self.executors = self.executors.tools(tools);
+        self
+    }
+
+    /// Sets all fields of the model request besides the conversation, such as `temperature`.
+    pub fn options(mut self, options: RawObject) -> Self {
+        self.executors = self.executors.options(options);
+        self
+    }
+
+    /// Streams the answer, and sends the events of the run to a channel as they occur.
+    pub fn events(mut self, events: mpsc::Sender<RunEvent>) -> Self {
+        self.executors = self.executors.stream(true).events(events);
+        self
+    }
+
+    /// Sets the policy for a session that is busy with another turn.
+    pub fn on_busy(mut self, on_busy: OnBusy) -> Self {
+        self.turn.on_busy = on_busy;
+        self
+    }
+
+    /// Sets an idempotency key: a repeated request with the same key and messages is not executed
+    /// again and returns the stored answer.
+    pub fn idempotency_key(mut self, key: impl Into<String>) -> Self {
+        let body = self.turn.messages.iter().map(Message::as_str).collect::<Vec<_>>().join("\n");
+        self.turn.idempotency = Some((key.into(), body));
+        self
+    }
 }
 
 impl TurnRequest {

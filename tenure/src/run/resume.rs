@@ -1,22 +1,21 @@
 //! Operations on runs: look up, follow, cancel, start without input, and take over after a crash. A
 //! run is claimed by a commit, so at most one node can commit to it.
 
-use crate::engine::pending_commit::{Depth, PendingCommit};
+use crate::engine::pending_commit::PendingCommit;
 use crate::engine::turn_lock::{Admission, OnBusy};
-use crate::executors::model::SpeculativeSlot;
-use crate::rules::overlay::Overlay;
+use crate::rules::partial::PartialSession;
 use crate::rules::run_entries::{CANCELLED, reactivation_entry, run_ended_entry};
-use crate::rules::session::{Run, Session};
-use crate::run::begin::{KEYED, OpenRun};
-use crate::run::request::ReconcileReport;
+use crate::rules::session::Run;
+use crate::run::open_run::{OpenRun, RunStart};
 use crate::store::query::RecordRange;
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, Record, RunOutcome};
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Principal, RunId, Seq, SessionId};
+use crate::types::resumable::{KEYED, Resumable};
 use jiff::{SignedDuration, Timestamp};
-use serde_json::{Map, Value};
+use serde_json::Map;
 use std::time::Duration;
 
 /// The events of a run after a given position.
@@ -31,14 +30,9 @@ pub struct RunEvents {
 /// Maximum time that a stopped run has to persist its partial answer.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The model that the run was started with. `None` means that the detail does not name one.
-fn model_of(detail: &Map<String, Value>) -> Option<String> {
-    detail.get("model").and_then(Value::as_str).map(str::to_owned)
-}
-
 /// Total time the run was paused for reviews. Reviews that were opened together count once, up to
 /// the last decision.
-fn review_pause(session: &Session, run: &RunId) -> SignedDuration {
+fn review_pause(session: PartialSession<'_>, run: &RunId) -> SignedDuration {
     let reviews = session.reviews.iter().filter(|r| r.opened.run.as_ref() == Some(run));
     let mut pauses: Vec<(Timestamp, Timestamp)> = Vec::new();
     for (from, to) in reviews.filter_map(|r| Some((r.opened_at, r.decided.as_ref()?.0))) {
@@ -58,9 +52,8 @@ impl Tenure {
     /// Returns a run together with its session's head.
     pub async fn get_run(&self, principal: &Principal, id: &SessionId, run: &RunId) -> Result<(Head, Run)> {
         self.engine
-            .read(principal, id, Depth::Session, |state| {
-                let session = self.engine.full_session_ref(state, id)?;
-                self.engine.check_live(session)?;
+            .read_session(principal, id, |session| {
+                self.engine.check_live(session.head())?;
                 let run_state = session.run(run).ok_or_else(|| no_run(id, run))?;
                 Ok((session.head().clone(), run_state.clone()))
             })
@@ -79,9 +72,8 @@ impl Tenure {
     ) -> Result<RunEvents> {
         let (head, first_seq, ended) = self
             .engine
-            .read(principal, id, Depth::Session, |state| {
-                let session = self.engine.full_session_ref(state, id)?;
-                self.engine.check_live(session)?;
+            .read_session(principal, id, |session| {
+                self.engine.check_live(session.head())?;
                 let run_state = session.run(run).ok_or_else(|| no_run(id, run))?;
                 Ok((session.head().clone(), run_state.seq, run_state.ended.is_some()))
             })
@@ -114,9 +106,8 @@ impl Tenure {
     /// except its partial answer. Idempotent: a run that has already ended is returned unchanged.
     pub async fn cancel(&self, principal: &Principal, id: &SessionId, run: &RunId) -> Result<Run> {
         self.stop_local_run(principal, id, run).await?;
-        let cancelled = self.write(principal, id, Depth::Session, |state, now| {
-            let session = self.engine.full_session_ref(state, id)?;
-            self.engine.check_live(session)?;
+        let cancelled = self.write_session(principal, id, |session, now| {
+            self.engine.check_live(session.head())?;
             let mut run_state = session.run(run).ok_or_else(|| no_run(id, run))?.clone();
             if run_state.ended.is_some() {
                 return Ok(PendingCommit::new(Vec::new(), run_state));
@@ -126,7 +117,7 @@ impl Tenure {
             run_state.error = Some(reason.clone());
             run_state.code = Some(CANCELLED.to_owned());
             let mut entries = vec![run_ended_entry(run, RunOutcome::Cancelled, Some(reason), Some(CANCELLED))];
-            entries.extend(reactivation_entry(session));
+            entries.extend(reactivation_entry(session.as_partial()));
             Ok(PendingCommit::new(entries, run_state))
         });
         cancelled.await
@@ -157,7 +148,7 @@ impl Tenure {
         principal: &Principal,
         id: &SessionId,
         on_busy: OnBusy,
-        detail: Map<String, Value>,
+        resumable: Option<Resumable>,
     ) -> Result<OpenRun> {
         let key = principal.key(id);
         let turn_guard = match self.shared.turn_locks.acquire(&key, on_busy, self.limits().max_queue).await? {
@@ -166,41 +157,35 @@ impl Tenure {
         };
         let run = RunId::generate();
         let started_at = self.now();
-        let started = self.write(principal, id, Depth::Run, |state, now| {
-            let session = self.engine.run_ref(state, id)?;
-            self.engine.check_active(session)?;
+        let started = self.write_partial(principal, id, |session, now| {
+            self.engine.check_active(session.head)?;
             let mut entries: Vec<Entry> = self.end_previous_run(session, &run, on_busy, now)?.into_iter().collect();
             let claim = Some(self.lease_claim(now));
-            entries.push(Entry::RunStarted { run: run.clone(), claim, detail: detail.clone() });
-            Ok(PendingCommit::new(entries, (session.digest.messages, session.assistant.clone())))
+            let mut detail = Map::new();
+            if let Some(resumable) = &resumable {
+                resumable.add_to_detail(&mut detail);
+            }
+            entries.push(Entry::RunStarted { run: run.clone(), claim, detail });
+            Ok(PendingCommit::new(entries, (session.head.digest.messages, session.head.assistant.clone())))
         });
         let (before, assistant) = started.await?;
         turn_guard.record_turn_start(before, &run);
-        let assistant = self.assistant_of(principal, assistant).await?;
-        Ok(OpenRun {
-            tenure: self.clone(),
-            principal: principal.clone(),
-            turn_guard,
-            store_answer: false,
-            input_seq: 0,
-            assistant,
-            model: model_of(&detail),
-            overlay: Overlay::default(),
+        let start = RunStart {
             session_id: id.clone(),
             run,
-            reconcile_report: ReconcileReport::default(),
-            messages: Vec::new(),
-            detail,
+            assistant,
+            model: None,
+            resumable,
+            store_answer: false,
             started_at,
             claimed_at: started_at,
-            memory_injection: None,
-            speculative_call: SpeculativeSlot::default(),
-        })
+        };
+        OpenRun::new(self, principal, turn_guard, start).await
     }
 
     /// Takes over an orphaned run. Returns `None` if another node or a turn of this process was
-    /// faster, or if the run does not record its model: such a run cannot be resumed without its
-    /// client, and is ended as failed (D-043).
+    /// faster, or if the run is not [`Resumable`]: such a run needs its client, and is ended as failed
+    /// (D-043).
     pub async fn claim_orphaned_run(&self, head: &Head) -> Result<Option<OpenRun>> {
         let id = &head.info.session_id;
         let principal = head.owner();
@@ -217,42 +202,32 @@ impl Tenure {
         }
         let (run_state, assistant, paused_for) = self
             .engine
-            .read(&principal, id, Depth::Run, |state| {
-                let session = self.engine.run_ref(state, id)?;
-                Ok((session.run(&run).cloned(), session.assistant.clone(), review_pause(session, &run)))
+            .read_partial(&principal, id, |session| {
+                Ok((session.run(&run).cloned(), session.head.assistant.clone(), review_pause(session, &run)))
             })
             .await?;
         let Some(run_state) = run_state else { return Ok(None) };
-        if !run_state.detail.contains_key("model") {
+        let Some(resumable) = run_state.resumable() else {
             self.fail_orphaned_run(&principal, id, &run).await?;
             return Ok(None);
-        }
-        let assistant = self.assistant_of(&principal, assistant).await?;
-        Ok(Some(OpenRun {
-            tenure: self.clone(),
-            principal,
-            turn_guard,
-            // A client with an idempotency key may retry, so the answer must be stored.
-            store_answer: run_state.detail.contains_key(KEYED),
-            input_seq: 0,
-            assistant,
-            model: model_of(&run_state.detail),
-            overlay: Overlay::default(),
+        };
+        let start = RunStart {
             session_id: id.clone(),
             run,
-            reconcile_report: ReconcileReport::default(),
-            messages: Vec::new(),
-            detail: run_state.detail,
+            assistant,
+            model: None,
+            resumable: Some(resumable),
+            // A client with an idempotency key may retry, so the answer must be stored.
+            store_answer: run_state.detail.contains_key(KEYED),
             started_at: run_state.started_at.saturating_add(paused_for).unwrap_or(run_state.started_at),
             claimed_at,
-            memory_injection: None,
-            speculative_call: SpeculativeSlot::default(),
-        }))
+        };
+        OpenRun::new(self, &principal, turn_guard, start).await.map(Some)
     }
 
     async fn fail_orphaned_run(&self, principal: &Principal, id: &SessionId, run: &RunId) -> Result<()> {
-        self.write(principal, id, Depth::Head, |state, _| {
-            let is_held = state.head().is_some_and(|h| self.holds_lease(h, run));
+        self.write_head(principal, id, |head, _| {
+            let is_held = self.holds_lease(head, run);
             let reason = "the node that executed the run has stopped, and the run cannot be resumed".to_owned();
             let entry = run_ended_entry(run, RunOutcome::Failed, Some(reason), Some("abandoned"));
             Ok(PendingCommit::new(if is_held { vec![entry] } else { Vec::new() }, ()))

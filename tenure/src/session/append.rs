@@ -1,13 +1,13 @@
 //! Appends messages to a session: atomically, and optionally idempotent or under a condition.
 
-use crate::engine::pending_commit::{Depth, PendingCommit};
-use crate::store::item::{Item, Namespace, Owner};
+use crate::engine::idempotency::reply_item;
+use crate::engine::pending_commit::PendingCommit;
+use crate::store::item::{Namespace, Owner};
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, MessageEntry};
 use crate::types::error::{Error, Result};
 use crate::types::id::{Principal, RunId, Seq, SessionId};
 use crate::types::message::Message;
-use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 /// A request to append messages.
@@ -34,6 +34,18 @@ pub enum AutoCheckpoint {
     Turn,
     /// Never.
     Off,
+}
+
+impl From<Message> for Append {
+    fn from(message: Message) -> Self {
+        vec![message].into()
+    }
+}
+
+impl<const N: usize> From<[Message; N]> for Append {
+    fn from(messages: [Message; N]) -> Self {
+        Vec::from(messages).into()
+    }
 }
 
 impl From<Vec<Message>> for Append {
@@ -65,8 +77,6 @@ enum EarlierAppend {
 
 /// The name of the namespace for idempotency keys of a session.
 const IDEMPOTENCY: &str = "idempotency";
-/// How long an idempotency key is stored.
-const IDEMPOTENCY_TTL: SignedDuration = SignedDuration::from_hours(24);
 
 impl Tenure {
     /// Appends messages to a session atomically. They are durable when it returns.
@@ -85,8 +95,7 @@ impl Tenure {
                 EarlierAppend::NotExecuted(seq) => Some(seq),
                 EarlierAppend::NoKey => None,
             };
-            let written = self.write(principal, id, Depth::Head, |state, now| {
-                let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
+            let written = self.write_head(principal, id, |head, now| {
                 self.engine.check_active(head)?;
                 // With an idempotency key, a concurrent writer may have executed this very request:
                 // check the key again.
@@ -108,7 +117,7 @@ impl Tenure {
                 let mut draft = PendingCommit::new(entries, appended.clone());
                 draft.blobs = blobs.clone();
                 if let (Some(key), Some(body)) = (&append.idempotency_key, &body) {
-                    draft.items.push((IDEMPOTENCY.to_owned(), idempotency_item(key, body, &appended, now)));
+                    draft.items.push((IDEMPOTENCY.to_owned(), reply_item(key, body, &appended, now)));
                 }
                 Ok(draft)
             });
@@ -134,15 +143,8 @@ impl Tenure {
             owner: Owner::Session(id.clone()),
             name: IDEMPOTENCY.to_owned(),
         };
-        let Some(item) = self.store().get(&namespace, key, None).await? else {
-            return Ok(EarlierAppend::NotExecuted(seq));
-        };
-        if item.is_expired(self.now()) {
-            return Ok(EarlierAppend::NotExecuted(seq));
-        }
-        let (hash, result): (String, AppendResult) = serde_json::from_str(&item.value)
-            .map_err(|e| Error::corrupt(format!("idempotency key of session {id}"), e))?;
-        if hash != body { Err(Error::KeyReused { key: key.clone() }) } else { Ok(EarlierAppend::Executed(result)) }
+        let reply = self.engine.find_reply(&namespace, key, body).await?;
+        Ok(reply.map_or(EarlierAppend::NotExecuted(seq), EarlierAppend::Executed))
     }
 }
 
@@ -152,10 +154,4 @@ fn body_hash(messages: &[Message]) -> String {
         hash.update(message.as_str().as_bytes()).update(b"\n");
     }
     hash.finalize().to_hex().to_string()
-}
-
-fn idempotency_item(key: &str, body: &str, result: &AppendResult, now: Timestamp) -> Item {
-    let value = serde_json::to_string(&(body, result)).expect("an append result always serializes to JSON");
-    let expires_at = now.checked_add(IDEMPOTENCY_TTL).ok();
-    Item { expires_at, ..Item::new(key, value, now) }
 }

@@ -10,6 +10,18 @@ use crate::types::id::{AccessScope, Principal, check_text};
 use std::sync::Arc;
 
 impl Tenure {
+    /// Loads an assistant by its name, if one is given.
+    pub(crate) async fn assistant_of(
+        &self,
+        principal: &Principal,
+        name: Option<String>,
+    ) -> Result<Option<Arc<Assistant>>> {
+        match name {
+            Some(name) => self.assistant(principal, &name).await,
+            None => Ok(None),
+        }
+    }
+
     /// Declares an assistant that applies to every tenant for as long as the store is open.
     pub fn declare(&self, assistant: Assistant) {
         let mut declared = self.engine.assistant_registry().declared.write().unwrap_or_else(|e| e.into_inner());

@@ -1,11 +1,12 @@
 //! Checkpoints, rewind and fork. A checkpoint is a pointer into the log; rewinding and forking copy nothing.
 
-use crate::engine::pending_commit::{Depth, PendingCommit};
+use crate::engine::pending_commit::PendingCommit;
+use crate::engine::status::check_if_match;
 use crate::engine::write::Committed;
 use crate::rules::checkpoint::{fork_record, resolve_point};
 use crate::rules::run_entries::reactivation_entry;
 use crate::rules::run_entries::run_ended_entry;
-use crate::rules::session::{Checkpoint, Point, ResolvedPoint, Session, StoredMessage, checkpoint};
+use crate::rules::session::{Checkpoint, Point, ResolvedPoint, Session, StoredMessage};
 use crate::tenure::{SessionObserver, Tenure};
 use crate::types::entry::{CheckpointEntry, Entry, RewindEntry, RunOutcome};
 use crate::types::error::{Error, Result};
@@ -66,6 +67,97 @@ impl SessionObserver for CheckpointHook {
     }
 }
 
+/// A rewind: where to, and on what condition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Rewind {
+    /// The point. Messages after it are discarded.
+    pub to: Point,
+    /// Rewinds only if the log ends at this record; otherwise it is a conflict.
+    pub if_match: Option<Seq>,
+}
+
+impl Rewind {
+    /// Rewinds to a point, such as a checkpoint's label.
+    pub fn to(point: impl Into<Point>) -> Self {
+        Self { to: point.into(), if_match: None }
+    }
+
+    /// Sets the condition: the log must end at this record.
+    pub fn if_match(mut self, seq: impl Into<Option<Seq>>) -> Self {
+        self.if_match = seq.into();
+        self
+    }
+}
+
+impl<P: Into<Point>> From<P> for Rewind {
+    fn from(point: P) -> Self {
+        Self::to(point)
+    }
+}
+
+/// A fork: where it leaves its parent, and the id of the new session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Fork {
+    /// The point up to which the fork shares its parent's history.
+    pub at: Point,
+    /// The id of the new session. `None` means that one is generated.
+    pub id: Option<SessionId>,
+    /// Forks only if the log of the parent ends at this record; otherwise it is a conflict.
+    pub if_match: Option<Seq>,
+}
+
+impl Fork {
+    /// Forks at a point, such as a checkpoint's label.
+    pub fn at(point: impl Into<Point>) -> Self {
+        Self { at: point.into(), id: None, if_match: None }
+    }
+
+    /// Sets the id of the new session.
+    pub fn id(mut self, id: impl Into<Option<SessionId>>) -> Self {
+        self.id = id.into();
+        self
+    }
+
+    /// Sets the condition: the log of the parent must end at this record.
+    pub fn if_match(mut self, seq: impl Into<Option<Seq>>) -> Self {
+        self.if_match = seq.into();
+        self
+    }
+}
+
+impl<P: Into<Point>> From<P> for Fork {
+    fn from(point: P) -> Self {
+        Self::at(point)
+    }
+}
+
+/// A checkpoint to set at the end of a session.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NewCheckpoint {
+    /// The label. `None` means that the checkpoint counts as automatic and is named after its
+    /// record.
+    pub label: Option<CheckpointLabel>,
+    /// Sets the checkpoint only if the log ends at this record; otherwise it is a conflict.
+    pub if_match: Option<Seq>,
+}
+
+impl NewCheckpoint {
+    /// Sets the condition: the log must end at this record.
+    pub fn if_match(mut self, seq: impl Into<Option<Seq>>) -> Self {
+        self.if_match = seq.into();
+        self
+    }
+}
+
+impl<L: Into<Option<CheckpointLabel>>> From<L> for NewCheckpoint {
+    fn from(label: L) -> Self {
+        Self { label: label.into(), if_match: None }
+    }
+}
+
 impl Tenure {
     /// Registers a callback that is called after each checkpoint set through this handle or its
     /// clones, with the session's head, the checkpoint's label and the sequence number of its
@@ -86,16 +178,17 @@ impl Tenure {
         &self,
         principal: &Principal,
         id: &SessionId,
-        label: Option<CheckpointLabel>,
+        checkpoint: impl Into<NewCheckpoint>,
     ) -> Result<Checkpoint> {
-        self.write(principal, id, Depth::Head, |state, now| {
-            let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
+        let NewCheckpoint { label, if_match } = checkpoint.into();
+        self.write_head(principal, id, |head, now| {
+            check_if_match(head, if_match)?;
             self.engine.check_live(head)?;
             let seq = head.seq + 1;
             let auto = label.is_none();
             let label = label.clone().map_or_else(|| CheckpointLabel::new(format!("auto-{seq}")), Ok)?;
             let entry = CheckpointEntry { label, auto, run: None, step: None, state: Default::default() };
-            let created = checkpoint(&entry, seq, now, head.digest.messages);
+            let created = crate::rules::session::checkpoint(&entry, seq, now, head.digest.messages);
             Ok(PendingCommit::new(vec![Entry::Checkpoint(entry)], created))
         })
         .await
@@ -104,9 +197,8 @@ impl Tenure {
     /// Lists the checkpoints of a session, oldest first.
     pub async fn checkpoints(&self, principal: &Principal, id: &SessionId) -> Result<Vec<Checkpoint>> {
         self.engine
-            .read(principal, id, Depth::Session, |state| {
-                let session = self.engine.full_session_ref(state, id)?;
-                self.engine.check_live(session)?;
+            .read_session(principal, id, |session| {
+                self.engine.check_live(session.head())?;
                 Ok(session.checkpoints.clone())
             })
             .await
@@ -114,16 +206,24 @@ impl Tenure {
 
     /// Rewinds a session to a point. The messages after it are discarded, but stay readable with
     /// [`Tenure::discarded`].
-    pub async fn rewind(&self, principal: &Principal, id: &SessionId, to: impl Into<Point>) -> Result<RewindResult> {
-        let to = to.into();
-        self.write(principal, id, Depth::Session, |state, _| {
-            let session = self.engine.full_session_ref(state, id)?;
-            self.engine.check_live(session)?;
+    pub async fn rewind(
+        &self,
+        principal: &Principal,
+        id: &SessionId,
+        rewind: impl Into<Rewind>,
+    ) -> Result<RewindResult> {
+        let Rewind { to, if_match } = rewind.into();
+        self.write_session(principal, id, |session, _| {
+            check_if_match(session.head(), if_match)?;
+            self.engine.check_live(session.head())?;
             let target = resolve_point(session, &to)?;
             let position = target.position;
             let discarded = session.messages.len() - position;
             if discarded == 0 && session.checkpoints.iter().all(|c| c.seq <= target.seq) {
-                return Ok(PendingCommit::new(Vec::new(), RewindResult { seq: session.seq, position, discarded }));
+                return Ok(PendingCommit::new(
+                    Vec::new(),
+                    RewindResult { seq: session.head().seq, position, discarded },
+                ));
             }
             let discarded_messages = session.messages[position..].iter().map(|m| m.message.clone()).collect();
             // An open review of a discarded call need not be decided, and its run cannot continue:
@@ -132,10 +232,10 @@ impl Tenure {
             let reason = || Some("the session was rewound".to_owned());
             let run_ended =
                 moot_run.map(|run| run_ended_entry(&run, RunOutcome::Cancelled, reason(), Some("superseded")));
-            let unpaused = run_ended.as_ref().and_then(|_| reactivation_entry(session));
+            let unpaused = run_ended.as_ref().and_then(|_| reactivation_entry(session.as_partial()));
             let entry = Entry::Rewound(RewindEntry { to: target.seq, digest: target.digest });
             let entries: Vec<Entry> = [entry].into_iter().chain(run_ended).chain(unpaused).collect();
-            let seq = session.seq + entries.len() as Seq;
+            let seq = session.head().seq + entries.len() as Seq;
             let mut draft = PendingCommit::new(entries, RewindResult { seq, position, discarded });
             draft.discarded = discarded_messages;
             Ok(draft)
@@ -174,30 +274,25 @@ impl Tenure {
 
     /// Forks a session at a point. Nothing is copied, however long the history is, and neither
     /// session can change the other.
-    pub async fn fork(
-        &self,
-        principal: &Principal,
-        id: &SessionId,
-        point: impl Into<Point>,
-        new: Option<SessionId>,
-    ) -> Result<Head> {
-        let point = point.into();
-        let need = if point == Point::End { Depth::Head } else { Depth::Session };
-        let (head, fork_point) = self
-            .engine
-            .read(principal, id, need, |state| {
-                let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
-                self.engine.check_live(head)?;
-                self.engine.check_expected(head)?;
+    pub async fn fork(&self, principal: &Principal, id: &SessionId, fork: impl Into<Fork>) -> Result<Head> {
+        let Fork { at: point, id: new, if_match } = fork.into();
+        let check = |head: &Head| check_if_match(head, if_match).and_then(|()| self.engine.check_live(head));
+        let (head, fork_point) = if point == Point::End {
+            // The end is known from the head: the log need not be read.
+            let at_end = self.engine.read_head(principal, id, |head| {
+                check(head)?;
                 let end = ResolvedPoint { seq: head.seq, position: head.digest.messages, digest: head.digest.clone() };
-                if need == Depth::Head {
-                    return Ok((head.clone(), end));
-                }
-                let session = self.engine.full_session_ref(state, id)?;
+                Ok((head.clone(), end))
+            });
+            at_end.await?
+        } else {
+            let at_point = self.engine.read_session(principal, id, |session| {
+                check(session.head())?;
                 let fork_point = resolve_point(session, &point)?;
                 Ok((session.head_at(fork_point.seq), fork_point))
-            })
-            .await?;
+            });
+            at_point.await?
+        };
         let owner = self.find_log_owner(head.clone(), fork_point.seq).await?;
         let record = fork_record(&head, &owner.info.session_id, fork_point, self.now());
         let key = principal.key(&new.unwrap_or_else(SessionId::generate));

@@ -27,9 +27,9 @@ impl Session {
         let Some(first) = self.pending.first().cloned() else { return Ok(()) };
         let has_messages = self.pending.iter().any(|r| matches!(r.entry, Entry::Message(_)));
         if has_messages {
-            tenure.engine.check_active(self)?;
+            tenure.engine.check_active(self.head())?;
         } else {
-            tenure.engine.check_live(self)?;
+            tenure.engine.check_live(self.head())?;
         }
         let mut records = Vec::new();
         let mut blobs = Vec::new();
@@ -44,12 +44,12 @@ impl Session {
         if let Entry::Created(mut created) = first.entry {
             let more = records.split_off(1);
             if let Some(parent) = &mut created.parent {
-                let key = SessionKey { tenant: self.tenant.clone(), session: parent.session.clone() };
+                let key = SessionKey { tenant: self.head().tenant.clone(), session: parent.session.clone() };
                 let source = tenure.store().head(&key).await?.ok_or(Error::NotFound { session_id: key.session })?;
                 parent.session = tenure.find_log_owner(source, parent.seq).await?.info.session_id;
             }
             records[0].entry = Entry::Created(created);
-            let head = tenure.engine.begin_with(&self.key(), &records[0], more, blobs).await?;
+            let head = tenure.engine.begin_with(&self.head().key(), &records[0], more, blobs).await?;
             self.set_head(head);
         } else {
             let discarded = self.discarded.clone();
@@ -59,7 +59,7 @@ impl Session {
             let head = Head { log_hash: log, ..self.head().clone() };
             let commit = Commit { blobs, discarded, ..Commit::new(self.committed_end, records, head) };
             tenure.engine.commit_step(&commit).await?;
-            tenure.engine.evict(&self.key());
+            tenure.engine.evict(&self.head().key());
             self.set_head(commit.head);
             if let Some(event) = Committed::of(self.head(), &commit.records) {
                 tenure.notify_observers(&event).await;
@@ -79,7 +79,7 @@ impl Session {
         if self.pending.is_empty() {
             self.committed_end = Some(self.head().end());
         }
-        let record = Record { seq: self.seq + 1, at, entry };
+        let record = Record { seq: self.head().seq + 1, at, entry };
         let discarded = self.apply(&record);
         self.discarded.extend(discarded.into_iter().map(|stored| stored.message));
         self.pending.push(record);
@@ -94,7 +94,7 @@ impl Session {
     pub fn add_checkpoint(&mut self, label: &str, at: Timestamp) -> Result<Checkpoint> {
         let label = CheckpointLabel::new(label)?;
         let entry = CheckpointEntry { label, auto: false, run: None, step: None, state: Default::default() };
-        let created = checkpoint(&entry, self.seq + 1, at, self.messages.len());
+        let created = checkpoint(&entry, self.head().seq + 1, at, self.messages.len());
         self.add(Entry::Checkpoint(entry), at);
         Ok(created)
     }
@@ -115,8 +115,8 @@ pub fn fork_session(source: &Session, point: impl Into<Point>, new: SessionId, a
         return Err(Error::invalid("source", "save the session before forking it"));
     }
     let resolved = resolve_point(source, &point.into())?;
-    let record = fork_record(&source.head_at(resolved.seq), &source.info.session_id, resolved.clone(), at);
-    let key = SessionKey { tenant: source.tenant.clone(), session: new };
+    let record = fork_record(&source.head_at(resolved.seq), &source.head().info.session_id, resolved.clone(), at);
+    let key = SessionKey { tenant: source.head().tenant.clone(), session: new };
     let Some(head) = Head::begin(&key, &record) else {
         return Err(Error::invalid("source", "not a session"));
     };

@@ -1,7 +1,7 @@
 //! Expires or evicts a session, after the application's hooks have succeeded.
 
 use crate::engine::hooks::{EndReason, SessionEndHook};
-use crate::engine::pending_commit::{Depth, PendingCommit};
+use crate::engine::pending_commit::PendingCommit;
 use crate::rules::session::Session;
 use crate::store::contract::Commit;
 use crate::tenure::Tenure;
@@ -46,8 +46,7 @@ impl Tenure {
         let principal =
             Principal { tenant: head.tenant.clone(), user: head.user.clone(), scope: AccessScope::Tenant, quota: None };
         let id = head.info.session_id.clone();
-        let ended = self.write(&principal, &id, Depth::Head, |state, _| {
-            let Some(current) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
+        let ended = self.write_head(&principal, &id, |current, _| {
             if current.active_at != head.active_at || !current.status.is_live() {
                 return Ok(PendingCommit::new(Vec::new(), false));
             }

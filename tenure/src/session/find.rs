@@ -167,7 +167,7 @@ impl Tenure {
         let mut matched = None;
         for head in heads {
             let session = self.engine.fold(head).await?;
-            if issued_calls(&session, messages) && matched.replace(session.info.session_id.clone()).is_some() {
+            if issued_calls(&session, messages) && matched.replace(session.head().info.session_id.clone()).is_some() {
                 return Ok(Some(None));
             }
         }
@@ -249,7 +249,7 @@ impl Tenure {
         let mut matched = None;
         for head in heads.into_iter().filter(|h| h.digest.exchange == Some(*exchange)) {
             let session = self.engine.fold(head).await?;
-            if has_in_order(&session, window) && matched.replace(session.info.session_id.clone()).is_some() {
+            if has_in_order(&session, window) && matched.replace(session.head().info.session_id.clone()).is_some() {
                 return Ok(None);
             }
         }

@@ -1,7 +1,7 @@
 //! The lifecycle of sessions: create, load, update, pause, delete, restore and purge.
 
-use crate::engine::pending_commit::{Depth, PendingCommit};
-use crate::engine::status::check_derived;
+use crate::engine::pending_commit::PendingCommit;
+use crate::engine::status::{check_derived, check_if_match};
 use crate::rules::session::{Session, StoredMessage};
 use crate::types::error::{Error, Result};
 
@@ -9,7 +9,7 @@ use crate::store::query::RecordRange;
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, MessageEntry, Patch, Record, SessionCreated, SessionPatch};
 use crate::types::head::Head;
-use crate::types::id::{Principal, SessionId, SessionKey, check_text};
+use crate::types::id::{Principal, Seq, SessionId, SessionKey, check_text};
 use crate::types::status::Status;
 use serde_json::{Map, Value};
 
@@ -32,6 +32,38 @@ pub struct NewSession {
     pub metadata: Map<String, Value>,
 }
 
+/// A change of a session's info or status.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct SessionUpdate {
+    /// The change of the title, tags, metadata and model.
+    pub patch: SessionPatch,
+    /// The new status. `None` leaves it unchanged.
+    pub status: Option<Status>,
+    /// Changes the session only if its log ends at this record; otherwise it is a conflict.
+    pub if_match: Option<Seq>,
+}
+
+impl From<SessionPatch> for SessionUpdate {
+    fn from(patch: SessionPatch) -> Self {
+        Self { patch, ..Self::default() }
+    }
+}
+
+impl SessionUpdate {
+    /// Pauses or activates the session.
+    pub fn status(mut self, status: impl Into<Option<Status>>) -> Self {
+        self.status = status.into();
+        self
+    }
+
+    /// Sets the condition: the log must end at this record.
+    pub fn if_match(mut self, seq: impl Into<Option<Seq>>) -> Self {
+        self.if_match = seq.into();
+        self
+    }
+}
+
 impl Tenure {
     /// Creates a session. It is durable when it returns.
     pub async fn create(&self, principal: &Principal, new: NewSession) -> Result<Session> {
@@ -49,23 +81,22 @@ impl Tenure {
 
     /// Loads a whole session with its media. An expired or deleted session is [`Error::Gone`].
     pub async fn load(&self, principal: &Principal, id: &SessionId) -> Result<Session> {
-        let session = self.engine.read(principal, id, Depth::Session, |state| self.engine.full_session(state)).await?;
-        self.engine.check_live(&session)?;
+        let session = self.engine.read_session(principal, id, |session| Ok(session.clone())).await?;
+        self.engine.check_live(session.head())?;
         self.engine.attach(session).await
     }
 
     /// Loads a whole session with its media, whatever its status.
     pub async fn load_any(&self, principal: &Principal, id: &SessionId) -> Result<Session> {
-        let session = self.engine.read(principal, id, Depth::Session, |state| self.engine.full_session(state)).await?;
+        let session = self.engine.read_session(principal, id, |session| Ok(session.clone())).await?;
         self.engine.attach(session).await
     }
 
     /// The messages of a session as one JSON array, each byte for byte as it was given. A server
     /// can send it without serializing the messages again.
     pub async fn messages_json(&self, principal: &Principal, id: &SessionId) -> Result<String> {
-        let json = self.engine.read(principal, id, Depth::Session, |state| {
-            let session = self.engine.full_session_ref(state, id)?;
-            self.engine.check_live(session)?;
+        let json = self.engine.read_session(principal, id, |session| {
+            self.engine.check_live(session.head())?;
             let has_no_media = session.messages.iter().all(|m| m.message.blob_refs().is_empty());
             Ok(has_no_media.then(|| session.messages_json()))
         });
@@ -141,20 +172,15 @@ impl Tenure {
         Ok((head, messages))
     }
 
-    /// Changes the title, tags, metadata or model of a session.
-    pub async fn update(&self, principal: &Principal, id: &SessionId, change: SessionPatch) -> Result<Head> {
-        self.patch(principal, id, change, None).await
-    }
-
-    /// Changes the info of a session like [`Tenure::update`], and optionally pauses or activates it
-    /// ([`Status::Paused`], [`Status::Active`]), in one commit.
-    pub async fn patch(
+    /// Changes the title, tags, metadata, model or status of a session, in one commit. `status` can
+    /// be [`Status::Paused`] or [`Status::Active`].
+    pub async fn update(
         &self,
         principal: &Principal,
         id: &SessionId,
-        change: SessionPatch,
-        status: Option<Status>,
+        update: impl Into<SessionUpdate>,
     ) -> Result<Head> {
+        let SessionUpdate { patch: change, status, if_match } = update.into();
         if status.is_some_and(|s| !s.is_live()) {
             return Err(Error::invalid(
                 "status",
@@ -162,8 +188,8 @@ impl Tenure {
             ));
         }
         check_derived(&change.metadata)?;
-        self.write(principal, id, Depth::Head, |state, now| {
-            let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
+        self.write_head(principal, id, |head, now| {
+            check_if_match(head, if_match)?;
             self.engine.check_live(head)?;
             if let Patch::Set(model) = &change.model
                 && let Err(reason) = check_text(model)
@@ -195,9 +221,10 @@ impl Tenure {
         id: &SessionId,
         to: Status,
         reason: Option<&str>,
+        if_match: Option<Seq>,
     ) -> Result<Head> {
-        self.write(principal, id, Depth::Head, |state, now| {
-            let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
+        self.write_head(principal, id, |head, now| {
+            check_if_match(head, if_match)?;
             if to.is_live() {
                 self.engine.check_live(head)?;
             }
@@ -215,27 +242,29 @@ impl Tenure {
 
     /// Pauses a session: it accepts no messages until it is activated.
     pub async fn pause(&self, principal: &Principal, id: &SessionId, reason: Option<&str>) -> Result<Head> {
-        self.set_status(principal, id, Status::Paused, reason).await
+        self.set_status(principal, id, Status::Paused, reason, None).await
     }
 
     /// Activates a paused session. It is an error if it has open reviews.
     pub async fn activate(&self, principal: &Principal, id: &SessionId) -> Result<Head> {
-        self.set_status(principal, id, Status::Active, None).await
+        self.set_status(principal, id, Status::Active, None, None).await
     }
 
-    /// Deletes a session. It can be restored until its retention ends (D-019). Returns true if there was one.
-    pub async fn delete(&self, principal: &Principal, id: &SessionId) -> Result<bool> {
-        match self.set_status(principal, id, Status::Deleted, None).await {
+    /// Deletes a session. It can be restored until its retention ends (D-019). Returns true if there
+    /// was one. With `if_match`, it is a conflict unless the log ends there.
+    pub async fn delete(&self, principal: &Principal, id: &SessionId, if_match: Option<Seq>) -> Result<bool> {
+        match self.set_status(principal, id, Status::Deleted, None, if_match).await {
             Ok(_) => Ok(true),
             Err(Error::NotFound { .. }) => Ok(false),
             Err(e) => Err(e),
         }
     }
 
-    /// Restores an expired or deleted session.
-    pub async fn restore(&self, principal: &Principal, id: &SessionId) -> Result<Head> {
-        self.write(principal, id, Depth::Head, |state, now| {
-            let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
+    /// Restores an expired or deleted session. With `if_match`, it is a conflict unless the log ends
+    /// there.
+    pub async fn restore(&self, principal: &Principal, id: &SessionId, if_match: Option<Seq>) -> Result<Head> {
+        self.write_head(principal, id, |head, now| {
+            check_if_match(head, if_match)?;
             if self.engine.status_of(head).is_live() {
                 return Ok(PendingCommit::new(Vec::new(), head.clone()));
             }
@@ -256,11 +285,11 @@ impl Tenure {
     }
 
     /// Purges a session irrevocably. Its forks inherit the records that they need (D-001). Returns
-    /// true if there was one.
-    pub async fn purge(&self, principal: &Principal, id: &SessionId) -> Result<bool> {
+    /// true if there was one. With `if_match`, it is a conflict unless the log ends there.
+    pub async fn purge(&self, principal: &Principal, id: &SessionId, if_match: Option<Seq>) -> Result<bool> {
         match self.head(principal, id).await {
             Ok(head) => {
-                self.engine.check_expected(&head)?;
+                check_if_match(&head, if_match)?;
                 self.retract(&head.key(), None).await?;
                 self.engine.purge_key(&head.key()).await?;
                 Ok(true)

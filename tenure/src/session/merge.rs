@@ -1,6 +1,6 @@
 //! Merges the messages of a client into a session, without a run.
 
-use crate::engine::pending_commit::{Depth, PendingCommit};
+use crate::engine::pending_commit::PendingCommit;
 use crate::rules::reconcile::plan::{IncomingRequest, ReconcilePlan};
 use crate::rules::reconcile::reconcile;
 use crate::tenure::Tenure;
@@ -21,9 +21,8 @@ impl Tenure {
         history: HistoryMode,
     ) -> Result<ReconcilePlan> {
         let (incoming, blobs) = self.engine.detach(messages)?;
-        self.write(principal, id, Depth::Session, |state, _| {
-            let session = self.engine.full_session_ref(state, id)?;
-            self.engine.check_active(session)?;
+        self.write_session(principal, id, |session, _| {
+            self.engine.check_active(session.head())?;
             let plan =
                 reconcile(session, &IncomingRequest { messages: &incoming, history, ..IncomingRequest::default() });
             let mut entries = Vec::new();
@@ -33,7 +32,7 @@ impl Tenure {
                 entries.push(entry);
                 discarded = rewound_messages;
             }
-            let first = session.seq + 1 + entries.len() as Seq;
+            let first = session.head().seq + 1 + entries.len() as Seq;
             entries.extend(plan.message_entries(first).into_iter().map(Entry::Message));
             let mut draft = PendingCommit::new(entries, plan);
             let used = draft.reply.append.iter().flat_map(|p| p.message.blob_refs()).map(|c| c.id).collect::<Vec<_>>();

@@ -4,7 +4,8 @@ pub(crate) mod export;
 pub(crate) mod log;
 pub(crate) mod records;
 
-use crate::engine::pending_commit::{Depth, PendingCommit};
+use crate::engine::pending_commit::PendingCommit;
+use crate::engine::status::check_if_match;
 use crate::rules::session::Session;
 use crate::session::transfer::export::{EXPORT_FORMAT, Export, ExportedCheckpoint, replacement};
 use crate::store::query::{OwnerFilter, SessionQuery};
@@ -40,7 +41,7 @@ impl Tenure {
             let bytes = self.store().blob(&head.tenant, &id).await?.ok_or_else(missing)?;
             blobs.insert(id, STANDARD.encode(bytes));
         }
-        let metadata = session.info.metadata.clone();
+        let metadata = session.head().info.metadata.clone();
         let readable = Export::from(self.engine.attach(session).await?);
         let log = log.into_iter().map(log::to_exported).collect();
         Ok(Export { metadata, log, blobs, ..readable })
@@ -60,19 +61,26 @@ impl Tenure {
     /// Imports a session under an id, in one atomic commit. If the id is unused, the session is
     /// created with the export's log. An existing session is replaced: its messages are discarded
     /// by a rewind, not destroyed (D-093), and it gets the export's messages, checkpoints and info,
-    /// but keeps its own log.
-    pub async fn import(&self, principal: &Principal, id: &SessionId, export: Export) -> Result<Head> {
+    /// but keeps its own log. With `if_match`, only a session whose log ends there is replaced;
+    /// otherwise it is a conflict.
+    pub async fn import(
+        &self,
+        principal: &Principal,
+        id: &SessionId,
+        export: Export,
+        if_match: Option<Seq>,
+    ) -> Result<Head> {
         self.engine.ensure_assistants_loaded(&principal.tenant).await?;
         let export = normalize(export);
         let (entries, blobs) = self.prepare(principal, &export)?;
         for _ in 0..=self.limits().max_retries {
-            let replaced = self.write(principal, id, Depth::Session, |state, now| {
-                let session = self.engine.full_session_ref(state, id)?;
-                if session.status == Status::Deleted {
+            let replaced = self.write_session(principal, id, |session, now| {
+                check_if_match(session.head(), if_match)?;
+                if session.head().status == Status::Deleted {
                     return Err(Error::Gone { session_id: id.clone(), status: Status::Deleted.as_str() });
                 }
                 let mut all = Vec::new();
-                if session.status != Status::Active {
+                if session.head().status != Status::Active {
                     all.push(Entry::Status { to: Status::Active, reason: Some("imported".to_owned()) });
                 }
                 let mut discarded = Vec::new();
@@ -81,7 +89,7 @@ impl Tenure {
                     all.push(Entry::Rewound(RewindEntry { to: 0, digest: LogDigest::default() }));
                     discarded = session.messages.iter().map(|m| m.message.clone()).collect();
                 }
-                all.push(Entry::info(replacement(&session.info.metadata, &export)));
+                all.push(Entry::info(replacement(&session.head().info.metadata, &export)));
                 all.extend(entries.iter().cloned());
                 let mut after = session.head().clone();
                 for (seq, entry) in (after.seq + 1..).zip(&all) {
@@ -96,7 +104,9 @@ impl Tenure {
                 Err(Error::NotFound { .. }) => {}
                 result => return result,
             }
-            self.engine.check_expected_none(id)?;
+            if let Some(expected) = if_match {
+                return Err(Error::Conflict { session_id: id.clone(), expected });
+            }
             match self.begin_import(principal, id, &export, &entries, blobs.clone()).await {
                 // The session was created concurrently, or belongs to another user: the head check
                 // distinguishes the two.

@@ -1,7 +1,6 @@
 //! Read access to sessions and to parts of them, without copying the rest.
 
 use crate::engine::list::SessionPage;
-use crate::engine::pending_commit::Depth;
 use crate::rules::session::{Point, Session, StoredMessage};
 use crate::store::query::SessionQuery;
 use crate::tenure::Tenure;
@@ -27,10 +26,10 @@ impl Tenure {
         f: impl FnOnce(&Session) -> R,
     ) -> Result<R> {
         let session = self.engine.shared_session(principal, id).await?;
-        if session.messages.iter().all(|m| m.message.blob_refs().is_empty()) {
-            Ok(f(&session))
+        if session.session.messages.iter().all(|m| m.message.blob_refs().is_empty()) {
+            Ok(f(&session.session))
         } else {
-            Ok(f(&self.engine.attach(Session::clone(&session)).await?))
+            Ok(f(&self.engine.attach(session.session.clone()).await?))
         }
     }
 
@@ -45,15 +44,18 @@ impl Tenure {
     ) -> Result<(Seq, Arc<str>)> {
         let session = self.engine.shared_session(principal, id).await?;
         if let Some(text) = session.rendering() {
-            return Ok((session.seq, text));
+            return Ok((session.session.head().seq, text));
         }
         // Renderings with media are large and seldom requested twice.
-        if session.messages.iter().any(|m| !m.message.blob_refs().is_empty()) {
-            return Ok((session.seq, render(&self.engine.attach(Session::clone(&session)).await?).into()));
+        if session.session.messages.iter().any(|m| !m.message.blob_refs().is_empty()) {
+            return Ok((
+                session.session.head().seq,
+                render(&self.engine.attach(session.session.clone()).await?).into(),
+            ));
         }
-        let text = session.cache_rendering(render(&session));
+        let text = session.cache_rendering(render(&session.session));
         self.engine.update_weight(&principal.key(id), &session);
-        Ok((session.seq, text))
+        Ok((session.session.head().seq, text))
     }
 
     /// Loads a session as it was at a point: its messages, pending work and info at that time.
@@ -61,9 +63,8 @@ impl Tenure {
         let point = point.into();
         let (head, seq) = self
             .engine
-            .read(principal, id, Depth::Session, |state| {
-                let session = self.engine.full_session_ref(state, id)?;
-                self.engine.check_live(session)?;
+            .read_session(principal, id, |session| {
+                self.engine.check_live(session.head())?;
                 Ok((session.head().clone(), crate::rules::checkpoint::resolve_point(session, &point)?.seq))
             })
             .await?;
@@ -83,9 +84,8 @@ impl Tenure {
         position: usize,
         limit: usize,
     ) -> Result<(Head, Vec<StoredMessage>)> {
-        let read = self.engine.read(principal, id, Depth::Session, |state| {
-            let session = self.engine.full_session_ref(state, id)?;
-            self.engine.check_live(session)?;
+        let read = self.engine.read_session(principal, id, |session| {
+            self.engine.check_live(session.head())?;
             let page = session.messages.iter().skip(position).take(limit).cloned().collect();
             Ok((session.head().clone(), page))
         });

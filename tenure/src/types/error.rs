@@ -42,7 +42,7 @@ pub enum Error {
 
     /// The session belongs to another assistant, or to none.
     #[error(
-        "session {session_id} belongs to {}, and a session keeps its assistant; leave out the assistant to go on with it, \
+        "session {session_id} belongs to {}, and a session cannot change its assistant; omit the assistant to continue it, \
          or use another session id for {requested:?}",
         current.as_ref().map_or_else(|| "no assistant".to_owned(), |name| format!("assistant {name:?}"))
     )]

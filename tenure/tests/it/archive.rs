@@ -38,9 +38,10 @@ on_every_store! {
     async fn fresh_archives_the_old_session(home: &mut Home) {
         declare(&home.tenure);
         let calls = Arc::new(Mutex::new(Vec::new()));
-        let (expire_calls, archive_calls) = (calls.clone(), calls.clone());
+        let expire_calls = calls.clone();
+        let archive_calls = calls.clone();
         home.tenure.on_expire(move |session, _| {
-            expire_calls.lock().unwrap().push(format!("end {} {}", session.info.session_id, session.messages.len()));
+            expire_calls.lock().unwrap().push(format!("end {} {}", session.head().info.session_id, session.messages.len()));
             async { Ok(()) }
         });
         home.tenure.on_archive(move |old, new| {
@@ -54,7 +55,7 @@ on_every_store! {
         t.update(&ada(), &id("x"), SessionPatch { title: Patch::Set("Old".into()), ..SessionPatch::default() }).await.unwrap();
         let memory_target = MemoryTarget::Session(id("x"));
         t.remember(&ada(), &memory_target, NewMemory { text: "likes tea".into(), ..NewMemory::default() }).await.unwrap();
-        t.fork(&ada(), &id("x"), Point::Position(1), Some(id("fork"))).await.unwrap();
+        t.fork(&ada(), &id("x"), Fork::at(Point::Position(1)).id(Some(id("fork")))).await.unwrap();
         let before = x(t).await;
         home.pass(DAY * 8);
         let t = &home.tenure;
@@ -67,7 +68,7 @@ on_every_store! {
         assert_eq!(heads.len(), 1, "{heads:?}");
         let head = &heads[0];
         assert_eq!(head.info.session_id, archive);
-        assert_eq!((head.info.created_at, head.info.title.as_deref()), (before.info.created_at, Some("Old")));
+        assert_eq!((head.info.created_at, head.info.title.as_deref()), (before.head().info.created_at, Some("Old")));
         assert_eq!(head.parent, None, "it has the records itself");
         assert!(t.sweep().await.unwrap().expired.iter().all(|k| k.session.as_str() != archive.as_str()));
         assert_eq!(calls.lock().unwrap().iter().filter(|t| t.starts_with("end x ")).count(), 1, "the sweep does not tell again");
@@ -75,7 +76,7 @@ on_every_store! {
         declare(&home.tenure);
         let t = &home.tenure;
         assert_eq!(t.load(&ada(), &archive).await.unwrap_err().code(), "gone");
-        t.restore(&ada(), &archive).await.unwrap();
+        t.restore(&ada(), &archive, None).await.unwrap();
         let old = t.load(&ada(), &archive).await.unwrap();
         assert_eq!(old.messages, before.messages, "with their times, runs and pictures");
         assert_eq!(old.runs.len(), before.runs.len());
@@ -85,11 +86,11 @@ on_every_store! {
         let memories = async |name: &SessionId| t.memory_list(&ada(), &MemoryTarget::Session(name.clone()), None, 9).await.unwrap();
         assert_eq!(memories(&archive).await.iter().map(|m| m.text.as_str()).collect::<Vec<_>>(), ["likes tea"]);
         assert_eq!(memories(&id("x")).await.len(), 0);
-        t.restore(&ada(), &id("fork")).await.unwrap();
+        t.restore(&ada(), &id("fork"), None).await.unwrap();
         assert_eq!(texts(&t.load(&ada(), &id("fork")).await.unwrap()), texts(&before)[..1]);
         assert_eq!(t.examine(|_| ()).await.unwrap(), [], "every card is what its log says");
         // A purge also removes the archived session's memories.
-        t.purge(&ada(), &archive).await.unwrap();
+        t.purge(&ada(), &archive, None).await.unwrap();
         assert_eq!(t.load_any(&ada(), &archive).await.unwrap_err().code(), "not_found");
         assert_eq!(texts(&t.load(&ada(), &id("fork")).await.unwrap()), texts(&before)[..1]);
         // Archive a second time, and let the retention end.
@@ -143,7 +144,7 @@ on_every_store! {
         let error = ask(&home.tenure, fresh("New")).await.unwrap_err();
         assert!(error.code() == "unavailable" && error.to_string().contains("out of order"), "{error}");
         let old = home.tenure.load_any(&ada(), &id("x")).await.unwrap();
-        assert_eq!((talk(&old), old.status), (vec!["user: Old".to_owned(), "assistant: Fine.".to_owned()], Status::Active));
+        assert_eq!((talk(&old), old.head().status), (vec!["user: Old".to_owned(), "assistant: Fine.".to_owned()], Status::Active));
         *fails.lock().unwrap() = false;
         ask(&home.tenure, fresh("New")).await.unwrap();
         assert_eq!(talk(&x(&home.tenure).await), ["user: New", "assistant: Fine."]);
@@ -153,15 +154,15 @@ on_every_store! {
     /// A crash at any step loses nothing and duplicates nothing.
     async fn a_crash_at_any_step_of_fresh(home: &mut Home) {
         for step in 0..4 {
-            for when in [When::Before, When::After] {
+            for failure_point in [When::Before, When::After] {
                 declare(&home.tenure);
-                let question = format!("Old {step} {when:?}");
-                ask(&home.tenure, TurnRequest { session: Some(id(&format!("s{step}{when:?}"))), ..fresh(&question) }).await.unwrap();
+                let question = format!("Old {step} {failure_point:?}");
+                ask(&home.tenure, TurnRequest { session: Some(id(&format!("s{step}{failure_point:?}"))), ..fresh(&question) }).await.unwrap();
                 home.pass(DAY * 8);
-                let store = Fragile::new(home.tenure.store(), Some((step, when)));
+                let store = Fragile::new(home.tenure.store(), Some((step, failure_point)));
                 let crashing_node = Tenure::with_store(store.clone(), Options { clock: home.clock.clone(), ..Options::default() });
                 declare(&crashing_node);
-                let name = id(&format!("s{step}{when:?}"));
+                let name = id(&format!("s{step}{failure_point:?}"));
                 let again = || TurnRequest { session: Some(name.clone()), ..fresh("New") };
                 assert!(ask(&crashing_node, again()).await.is_err());
                 assert!(store.is_dead(), "step {step}");
@@ -170,14 +171,14 @@ on_every_store! {
                 home.pass(SignedDuration::from_hours(1));
                 ask(&surviving_node, again()).await.unwrap();
                 let messages = talk(&surviving_node.load(&ada(), &name).await.unwrap());
-                assert_eq!(messages.last().unwrap(), "assistant: Fine.", "{step} {when:?}");
-                assert!(!messages[0].contains("Old"), "{step} {when:?}: {messages:?}");
+                assert_eq!(messages.last().unwrap(), "assistant: Fine.", "{step} {failure_point:?}");
+                assert!(!messages[0].contains("Old"), "{step} {failure_point:?}: {messages:?}");
                 let mut copies = 0;
                 for head in listed(&surviving_node, Status::Expired).await {
                     let old = surviving_node.load_any(&ada(), &head.info.session_id).await.unwrap();
                     copies += usize::from(talk(&old) == [format!("user: {question}"), "assistant: Fine.".to_owned()]);
                 }
-                assert_eq!(copies, 1, "{step} {when:?}");
+                assert_eq!(copies, 1, "{step} {failure_point:?}");
             }
         }
     }
@@ -195,7 +196,7 @@ on_every_store! {
             nodes.iter().for_each(declare);
             let texts = ["A", "B", "C"].map(|node| format!("{node} {round}"));
             let restoring = async {
-                nodes[2].restore(&ada(), &id("x")).await?;
+                nodes[2].restore(&ada(), &id("x"), None).await?;
                 nodes[2].append(&ada(), &id("x"), vec![Message::user(&texts[2])]).await
             };
             let (a, b, c) = tokio::join!(ask(&nodes[0], fresh(&texts[0])), ask(&nodes[1], fresh(&texts[1])), restoring);
@@ -219,7 +220,7 @@ on_every_store! {
         let t = &home.tenure;
         ask(t, fresh("Old")).await.unwrap();
         let before = texts(&x(t).await);
-        t.delete(&ada(), &id("x")).await.unwrap();
+        t.delete(&ada(), &id("x"), None).await.unwrap();
         let assert_gone = |e: Error| assert!(e.code() == "gone" && e.to_string().contains("deleted"), "{e}");
         for on_expired in [OnExpired::Restore, OnExpired::Fresh, OnExpired::Reject] {
             let again = TurnRequest { on_expired, ..question("Again") };
@@ -228,15 +229,15 @@ on_every_store! {
             home.pass(DAY * 8);
         }
         let export = Export { messages: vec![Message::user("instead")], ..Export::default() };
-        assert_gone(t.import(&ada(), &id("x"), export.clone()).await.unwrap_err());
+        assert_gone(t.import(&ada(), &id("x"), export.clone(), None).await.unwrap_err());
         assert_gone(t.append(&ada(), &id("x"), turn(1)).await.unwrap_err());
         assert_gone(t.rewind(&ada(), &id("x"), Point::Position(0)).await.unwrap_err());
-        assert_gone(t.fork(&ada(), &id("x"), Point::End, None).await.unwrap_err());
+        assert_gone(t.fork(&ada(), &id("x"), Point::End).await.unwrap_err());
         assert_gone(t.start_run(&ada(), &id("x"), OnBusy::Queue, lasting()).await.unwrap_err());
         assert_gone(t.update(&ada(), &id("x"), SessionPatch::default()).await.unwrap_err());
         assert_eq!(t.import_new(&ada(), &id("x"), &export).await.unwrap_err().code(), "exists");
         assert_eq!(t.create(&ada(), named("x")).await.unwrap_err().code(), "exists");
-        t.restore(&ada(), &id("x")).await.unwrap();
+        t.restore(&ada(), &id("x"), None).await.unwrap();
         assert_eq!(texts(&x(t).await), before);
     }
 }

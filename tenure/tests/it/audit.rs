@@ -47,7 +47,8 @@ async fn store_log(home: &Home, session: &str, records: Vec<Record>) {
 }
 
 async fn export_trail(home: &Home, principal: &Principal, range: AuditRange) -> Vec<AuditedDecision> {
-    let (mut export, mut all) = (home.tenure.audit_export(principal, range), Vec::new());
+    let mut export = home.tenure.audit_export(principal, range);
+    let mut all = Vec::new();
     while let Some(page) = export.next().await.unwrap() {
         all.extend(page);
     }
@@ -73,8 +74,8 @@ on_every_store! {
             assert_refused(t.update(&ada(), &id("x"), SessionPatch { metadata: metadata.clone(), ..SessionPatch::default() }).await);
             assert_refused(t.create(&ada(), NewSession { metadata: metadata.clone(), ..named("forged") }).await);
             let export = Export { messages: turn(1), metadata, ..Export::default() };
-            assert_refused(t.import(&ada(), &id("x"), export.clone()).await);
-            assert_refused(t.import(&ada(), &id("forged"), export.clone()).await);
+            assert_refused(t.import(&ada(), &id("x"), export.clone(), None).await);
+            assert_refused(t.import(&ada(), &id("forged"), export.clone(), None).await);
             assert_refused(t.import_new(&ada(), &id("forged"), &export).await);
             assert_refused(t.check_export(&ada(), &export));
         }
@@ -83,9 +84,9 @@ on_every_store! {
         let other = map(json!({"k": 1}));
         t.update(&ada(), &id("x"), SessionPatch { metadata: other, ..SessionPatch::default() }).await.unwrap();
         // Replacing the session removes no decision.
-        t.import(&ada(), &id("x"), Export { messages: turn(1), ..Export::default() }).await.unwrap();
+        t.import(&ada(), &id("x"), Export { messages: turn(1), ..Export::default() }, None).await.unwrap();
         let after = t.load(&ada(), &id("x")).await.unwrap();
-        assert_eq!(after.info.metadata["hitl_decisions"], before.info.metadata["hitl_decisions"]);
+        assert_eq!(after.head().info.metadata["hitl_decisions"], before.head().info.metadata["hitl_decisions"]);
         assert_eq!(t.reviews(&ada(), &ReviewFilter::Decided, None, 10).await.unwrap().reviews.len(), 2);
         assert_eq!(t.audit(&ada(), &id("x")).await.unwrap().decisions.len(), 2);
         assert_eq!(t.examine(|_| ()).await.unwrap(), []);
@@ -101,8 +102,8 @@ on_every_store! {
         records.push(Record { seq: last.seq + 1, at: last.at, entry: Entry::info(erased) });
         store_log(home, "old", records).await;
         let s = home.tenure.load(&ada(), &id("old")).await.unwrap();
-        assert_eq!(s.info.metadata["hitl_decisions"].as_array().unwrap().len(), 2);
-        assert_eq!(s.info.metadata["k"], 1);
+        assert_eq!(s.head().info.metadata["hitl_decisions"].as_array().unwrap().len(), 2);
+        assert_eq!(s.head().info.metadata["k"], 1);
         assert_eq!(home.tenure.reviews(&ada(), &ReviewFilter::Decided, None, 10).await.unwrap().reviews.len(), 4);
     }
 
@@ -136,7 +137,8 @@ on_every_store! {
             records
         };
         let mut swapped = records.clone();
-        let (one, two) = (swapped[decision_indexes[1]].entry.clone(), swapped[decision_indexes[3]].entry.clone());
+        let one = swapped[decision_indexes[1]].entry.clone();
+        let two = swapped[decision_indexes[3]].entry.clone();
         (swapped[decision_indexes[1]].entry, swapped[decision_indexes[3]].entry) = (two, one);
         let mut later = records.clone();
         later[decision_indexes[1]].at += SignedDuration::from_secs(1);
@@ -160,7 +162,7 @@ on_every_store! {
             assert_eq!(trail.broken.as_ref().map(|(seq, _)| *seq), Some(expected_seq), "{name}: {:?}", trail.broken);
             let findings: Vec<String> = t.examine(|_| ()).await.unwrap().iter().map(Finding::to_string).collect();
             assert!(findings[0].contains(&format!("session acme/{name}, record {expected_seq}")), "{name}: {findings:?}");
-            t.purge(&ada(), &id(name)).await.unwrap();
+            t.purge(&ada(), &id(name), None).await.unwrap();
         }
         // The last decision has no successor: tampering is detected by comparison with the head.
         for (name, decision) in [("last", Some(Decision::Approved)), ("gone", None)] {
@@ -175,7 +177,7 @@ on_every_store! {
             assert!(t.audit(&ada(), &id(name)).await.unwrap().broken.is_some());
             let findings: Vec<String> = t.examine(|_| ()).await.unwrap().iter().map(Finding::to_string).collect();
             assert!(findings[0].contains(&format!("session acme/{name}")) && findings[0].contains("decisions"), "{findings:?}");
-            t.purge(&ada(), &id(name)).await.unwrap();
+            t.purge(&ada(), &id(name), None).await.unwrap();
         }
     }
 
@@ -184,9 +186,9 @@ on_every_store! {
     async fn rewinds_and_forks_keep_the_trail(home: &mut Home) {
         create_decided_session(home, "x", 2).await;
         let t = home.tenure.clone();
-        t.fork(&ada(), &id("x"), Point::Turn(1), Some(id("early"))).await.unwrap();
-        t.fork(&ada(), &id("x"), Point::End, Some(id("late"))).await.unwrap();
-        t.fork(&ada(), &id("x"), Point::Position(0), Some(id("first"))).await.unwrap();
+        t.fork(&ada(), &id("x"), Fork::at(Point::Turn(1)).id(Some(id("early")))).await.unwrap();
+        t.fork(&ada(), &id("x"), Fork::at(Point::End).id(Some(id("late")))).await.unwrap();
+        t.fork(&ada(), &id("x"), Fork::at(Point::Position(0)).id(Some(id("first")))).await.unwrap();
         t.rewind(&ada(), &id("x"), Point::Position(0)).await.unwrap();
         let hashes = async |session: &str| {
             let trail = t.audit(&ada(), &id(session)).await.unwrap();
@@ -208,7 +210,7 @@ on_every_store! {
         assert_eq!(t.examine(|_| ()).await.unwrap(), []);
         // Each decision is exported once, even if a fork has inherited the log of a purged parent.
         assert_eq!(export_trail(home, &admin(), AuditRange::default()).await.len(), 6 + 2 + 2 + 2);
-        t.purge(&ada(), &id("x")).await.unwrap();
+        t.purge(&ada(), &id("x"), None).await.unwrap();
         let remaining = export_trail(home, &admin(), AuditRange::default()).await;
         assert_eq!(remaining.len(), 4 + 2 + 2 + 2, "the two after the forks are gone with the session");
         assert!(remaining.iter().all(|d| d.broken.is_none()), "{remaining:?}");
@@ -224,7 +226,7 @@ on_every_store! {
             create_decided_session(home, &format!("s{n}"), 1).await;
         }
         home.tenure.create(&ada(), named("quiet")).await.unwrap();
-        home.tenure.delete(&ada(), &id("s1")).await.unwrap();
+        home.tenure.delete(&ada(), &id("s1"), None).await.unwrap();
         let all = export_trail(home, &admin(), AuditRange::default()).await;
         assert_eq!(all.len(), 6);
         let mut times: Vec<_> = all.iter().map(|d| d.at).collect();

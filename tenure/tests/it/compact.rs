@@ -118,11 +118,12 @@ on_every_store! {
     /// The messages stay, prompts contain the summary, the next summary is based on it, and all of
     /// this survives a restart (D-066).
     async fn a_summary_is_a_view(home: &mut Home) {
-        let (ada, writer) = (ada(), SummaryModel::default());
+        let ada = ada();
+        let writer = SummaryModel::default();
         let s = create_with_turns(&home.tenure, "s", 6).await;
         let before = home.tenure.load(&ada, &s).await.unwrap();
         let result = compact(&home.tenure, &s, &writer, Some(2)).await;
-        assert_eq!((result.messages, result.seq), (16, before.seq + 1));
+        assert_eq!((result.messages, result.seq), (16, before.head().seq + 1));
         let summary = result.summary.unwrap();
         assert_eq!((summary.position, summary.text(), summary.seq), (17, "summary 1".to_owned(), result.seq));
         assert_eq!(summary.upto, before.messages[16].seq);
@@ -130,8 +131,8 @@ on_every_store! {
         assert!(input.contains("user: question 1\nassistant calls search {}\ntool: result 1\nassistant: answer 1\n"), "{input}");
         assert!(input.contains("answer 4") && !input.contains("question 5") && !input.contains("be kind"), "{input}");
         let after = home.tenure.load(&ada, &s).await.unwrap();
-        assert_eq!((&after.messages, &after.digest), (&before.messages, &before.digest));
-        assert_eq!(after.active_at, before.active_at, "a summary is no use of the session");
+        assert_eq!((&after.messages, &after.head().digest), (&before.messages, &before.head().digest));
+        assert_eq!(after.head().active_at, before.head().active_at, "a summary is no use of the session");
         assert_eq!(prompt_texts(&after), expected("summary 1", 5..=6));
         // There is nothing more to summarize.
         assert_eq!(compact(&home.tenure, &s, &writer, Some(2)).await.messages, 0);
@@ -150,7 +151,8 @@ on_every_store! {
     /// A rewind to before the end of a summary removes it; an earlier summary that is still valid
     /// becomes active again.
     async fn a_rewind_removes_summaries_of_discarded_messages(home: &mut Home) {
-        let (ada, writer) = (ada(), SummaryModel::default());
+        let ada = ada();
+        let writer = SummaryModel::default();
         let s = create_with_turns(&home.tenure, "s", 6).await;
         compact(&home.tenure, &s, &writer, Some(4)).await;
         compact(&home.tenure, &s, &writer, Some(1)).await;
@@ -174,7 +176,8 @@ on_every_store! {
 
     /// A client that edits a turn covered by a summary is answered from the actual messages.
     async fn an_edit_of_a_summarized_turn_is_in_the_prompt(home: &mut Home) {
-        let (ada, writer) = (ada(), SummaryModel::default());
+        let ada = ada();
+        let writer = SummaryModel::default();
         let s = create_with_turns(&home.tenure, "s", 4).await;
         compact(&home.tenure, &s, &writer, Some(2)).await;
         // At least as many new messages as the summary covers: comparing positions alone would keep
@@ -190,19 +193,20 @@ on_every_store! {
         assert_eq!(texts[1..], want[..]);
         // The same holds for the turn itself.
         let TurnStart::Run(turn) = home.tenure.begin_turn(&ada, ask).await.unwrap() else { panic!() };
-        assert_eq!(turn.messages.iter().map(Message::text).collect::<Vec<_>>()[1..], want[..]);
+        assert_eq!(turn.prompt().iter().map(Message::text).collect::<Vec<_>>()[1..], want[..]);
         drop(turn);
         assert!(home.tenure.load(&ada, &s).await.unwrap().summary().is_none());
     }
 
     /// A fork inherits the summary if it starts after it was written, and can then get its own.
     async fn forks_inherit_the_summary(home: &mut Home) {
-        let (ada, writer) = (ada(), SummaryModel::default());
+        let ada = ada();
+        let writer = SummaryModel::default();
         let s = create_with_turns(&home.tenure, "s", 6).await;
         compact(&home.tenure, &s, &writer, Some(2)).await;
         let source = home.tenure.load(&ada, &s).await.unwrap();
-        home.tenure.fork(&ada, &s, Point::End, Some(id("end"))).await.unwrap();
-        home.tenure.fork(&ada, &s, Point::Turn(2), Some(id("early"))).await.unwrap();
+        home.tenure.fork(&ada, &s, Fork::at(Point::End).id(Some(id("end")))).await.unwrap();
+        home.tenure.fork(&ada, &s, Fork::at(Point::Turn(2)).id(Some(id("early")))).await.unwrap();
         let mut by_hand = fork_session(&source, Point::End, id("hand"), home.now()).unwrap();
         by_hand.save(&home.tenure).await.unwrap();
         compact(&home.tenure, &id("end"), &writer, Some(1)).await;
@@ -214,22 +218,23 @@ on_every_store! {
         assert_eq!(prompt_texts(&load("early").await), [vec!["be kind".to_owned()], turn_texts(1..=2)].concat());
         assert_eq!(prompt_texts(&load("s").await), expected("summary 1", 5..=6));
         // The fork is unaffected by the purge of its parent.
-        home.tenure.purge(&ada, &s).await.unwrap();
+        home.tenure.purge(&ada, &s, None).await.unwrap();
         assert_eq!(prompt_texts(&load("end").await), expected("summary 2", 6..=6));
     }
 
     /// After `uncompact`, prompts contain the messages, and no summary is written automatically
     /// (D-069).
     async fn uncompact_shows_the_messages(home: &mut Home) {
-        let (ada, writer) = (ada(), SummaryModel::default());
+        let ada = ada();
+        let writer = SummaryModel::default();
         home.reopen_with(|o| o.policy.window = Window { max_turns: Some(4), max_tokens: None }).await;
         let s = create_with_turns(&home.tenure, "s", 6).await;
         compact(&home.tenure, &s, &writer, None).await;
         let seq = home.tenure.head(&ada, &s).await.unwrap().seq;
-        assert!(matches!(home.tenure.if_match(seq - 1).uncompact(&ada, &s).await, Err(Error::Conflict { .. })));
-        let head = home.tenure.uncompact(&ada, &s).await.unwrap();
+        assert!(matches!(home.tenure.uncompact(&ada, &s, Some(seq - 1)).await, Err(Error::Conflict { .. })));
+        let head = home.tenure.uncompact(&ada, &s, None).await.unwrap();
         assert_eq!((head.seq, &head), (seq + 1, &home.tenure.head(&ada, &s).await.unwrap()));
-        assert_eq!(home.tenure.uncompact(&ada, &s).await.unwrap().seq, seq + 1, "there is nothing to do");
+        assert_eq!(home.tenure.uncompact(&ada, &s, None).await.unwrap().seq, seq + 1, "there is nothing to do");
         home.reopen_with(|o| o.policy.window = Window { max_turns: Some(4), max_tokens: None }).await;
         let session = home.tenure.load(&ada, &s).await.unwrap();
         assert_eq!((session.summary(), session.uncompacted), (None, true));
@@ -242,29 +247,34 @@ on_every_store! {
     /// Export and import lose no message. The summary is part of the log; an import of the messages
     /// alone does not have it.
     async fn exports_contain_the_summary(home: &mut Home) {
-        let (ada, writer) = (ada(), SummaryModel::default());
+        let ada = ada();
+        let writer = SummaryModel::default();
         let s = create_with_turns(&home.tenure, "s", 4).await;
         compact(&home.tenure, &s, &writer, Some(1)).await;
         let export = home.tenure.export(&ada, &s).await.unwrap();
-        home.tenure.import(&ada, &id("copy"), export.clone()).await.unwrap();
-        let (old, new) = (home.tenure.load(&ada, &s).await.unwrap(), home.tenure.load(&ada, &id("copy")).await.unwrap());
+        home.tenure.import(&ada, &id("copy"), export.clone(), None).await.unwrap();
+        let old = home.tenure.load(&ada, &s).await.unwrap();
+        let new = home.tenure.load(&ada, &id("copy")).await.unwrap();
         assert_eq!((texts(&old), old.summary()), (texts(&new), new.summary()));
         assert_eq!(prompt_texts(&old), prompt_texts(&new));
-        home.tenure.import(&ada, &id("messages"), Export { log: Vec::new(), ..export.clone() }).await.unwrap();
+        home.tenure.import(&ada, &id("messages"), Export { log: Vec::new(), ..export.clone() }, None).await.unwrap();
         let plain = home.tenure.load(&ada, &id("messages")).await.unwrap();
         assert_eq!((texts(&old), plain.summary()), (texts(&plain), None));
         // Importing over the session itself replaces the covered messages, so the summary is gone.
-        home.tenure.import(&ada, &s, export).await.unwrap();
+        home.tenure.import(&ada, &s, export, None).await.unwrap();
         assert!(home.tenure.load(&ada, &s).await.unwrap().summary().is_none());
     }
 
     /// Turns run concurrently with a compaction; if the summarized messages are discarded, the
     /// summary is not stored (D-068).
     async fn concurrent_changes_supersede_a_compaction(home: &mut Home) {
-        let (ada, hold) = (ada(), Arc::new(Semaphore::new(0)));
+        let ada = ada();
+        let hold = Arc::new(Semaphore::new(0));
         let s = create_with_turns(&home.tenure, "s", 6).await;
         let start = |keep| {
-            let (tenure, s, writer) = (home.tenure.clone(), s.clone(), Arc::new(SummaryModel::blocked_by(&hold)));
+            let tenure = home.tenure.clone();
+            let s = s.clone();
+            let writer = Arc::new(SummaryModel::blocked_by(&hold));
             let model = writer.clone();
             let principal = ada.clone();
             (model, tokio::spawn(async move { tenure.compact(&principal, &s, &*writer, RawObject::default(), keep).await }))
@@ -293,14 +303,14 @@ on_every_store! {
         assert_eq!(error_code(task.await.unwrap()), "superseded");
         let (model, task) = start(Some(0));
         model.wait_for_request().await;
-        home.beside().uncompact(&ada, &s).await.unwrap();
+        home.beside().uncompact(&ada, &s, None).await.unwrap();
         hold.add_permits(1);
         assert_eq!(error_code(task.await.unwrap()), "superseded");
         assert!(home.tenure.load(&ada, &s).await.unwrap().summary().is_none());
         // The session is purged, and a new one uses its id.
         let (model, task) = start(Some(0));
         model.wait_for_request().await;
-        home.tenure.purge(&ada, &s).await.unwrap();
+        home.tenure.purge(&ada, &s, None).await.unwrap();
         home.pass(jiff::SignedDuration::from_secs(1));
         create_with_turns(&home.tenure, "s", 8).await;
         hold.add_permits(1);
@@ -327,20 +337,22 @@ on_every_store! {
             let result = home.tenure.compact(&ada, &s, &SummaryModel::responding(response), RawObject::default(), Some(1)).await;
             assert_eq!(error_code(result), want);
         }
-        let (bob, writer) = (Principal::new("acme", "bob").unwrap(), SummaryModel::default());
+        let bob = Principal::new("acme", "bob").unwrap();
+        let writer = SummaryModel::default();
         assert_eq!(error_code(home.tenure.compact(&bob, &s, &writer, RawObject::default(), Some(1)).await), "not_found");
-        assert!(matches!(home.tenure.uncompact(&bob, &s).await, Err(Error::NotFound { .. })));
+        assert!(matches!(home.tenure.uncompact(&bob, &s, None).await, Err(Error::NotFound { .. })));
         assert_eq!(home.tenure.head(&ada, &s).await.unwrap().seq, seq);
-        home.tenure.delete(&ada, &s).await.unwrap();
+        home.tenure.delete(&ada, &s, None).await.unwrap();
         assert_eq!(error_code(home.tenure.compact(&ada, &s, &writer, RawObject::default(), Some(1)).await), "gone");
-        assert!(matches!(home.tenure.uncompact(&ada, &s).await, Err(Error::Gone { .. })));
+        assert!(matches!(home.tenure.uncompact(&ada, &s, None).await, Err(Error::Gone { .. })));
         assert_eq!(writer.request_count(), 0);
     }
 
     /// Automatic compaction starts only when the window is reached, and then frees half of it
     /// (D-067); a long history is summarized in pieces (D-070).
     async fn compaction_starts_when_the_window_is_reached(home: &mut Home) {
-        let (ada, writer) = (ada(), SummaryModel::default());
+        let ada = ada();
+        let writer = SummaryModel::default();
         let window = Window { max_turns: None, max_tokens: Some(400) };
         home.reopen_with(|o| o.policy.window = window.clone()).await;
         let s = create_with_turns(&home.tenure, "s", 3).await;
@@ -365,8 +377,11 @@ async fn the_beginning_of_the_prompt_is_stable() {
     let mut home = Home::new("memory").await.unwrap();
     let window = Window { max_turns: Some(12), max_tokens: Some(1000) };
     home.reopen_with(|o| o.policy.window = window.clone()).await;
-    let (ada, writer, s) = (ada(), SummaryModel::default(), create_with_turns(&home.tenure, "s", 0).await);
-    let (mut changed, mut before) = (0, Vec::new());
+    let ada = ada();
+    let writer = SummaryModel::default();
+    let s = create_with_turns(&home.tenure, "s", 0).await;
+    let mut changed = 0;
+    let mut before = Vec::new();
     for n in 1..=60 {
         home.tenure.append(&ada, &s, turn(n)).await.unwrap();
         let session = home.tenure.load(&ada, &s).await.unwrap();
@@ -410,7 +425,9 @@ fn the_text_of_a_model_becomes_a_message_that_fits() {
 async fn a_turn_that_is_too_long_is_truncated() {
     let mut home = Home::new("memory").await.unwrap();
     home.reopen_with(|o| o.policy.window = Window { max_turns: None, max_tokens: Some(1000) }).await;
-    let (ada, writer, s) = (ada(), SummaryModel::default(), create_with_turns(&home.tenure, "s", 0).await);
+    let ada = ada();
+    let writer = SummaryModel::default();
+    let s = create_with_turns(&home.tenure, "s", 0).await;
     let long = "ö".repeat(100_000);
     let messages = vec![
         Message::user("read this"),
@@ -446,7 +463,7 @@ mod properties {
         ]
     }
 
-    fn any_posts(max: usize) -> impl Strategy<Value = Vec<MessageEntry>> {
+    fn any_message_entries(max: usize) -> impl Strategy<Value = Vec<MessageEntry>> {
         let entry = (any_message(), prop::bool::weighted(0.1));
         let entry = entry.prop_map(|(message, replaces_instructions)| MessageEntry {
             replaces_instructions: replaces_instructions && message.role().is_instruction(),
@@ -476,16 +493,17 @@ mod properties {
         /// result.
         #[test]
         fn nothing_is_lost_duplicated_or_split(
-            posts in any_posts(30),
-            more in any_posts(10),
+            message_entries in any_message_entries(30),
+            more in any_message_entries(10),
             keep in prop::option::of(0usize..4),
             turns in prop::option::of(0usize..5),
             budget in prop::option::of(60usize..400),
         ) {
             let window = Window { max_turns: turns, max_tokens: budget };
-            let mut log: Vec<Entry> = posts.into_iter().map(Entry::Message).collect();
+            let mut log: Vec<Entry> = message_entries.into_iter().map(Entry::Message).collect();
             let session = fold(log.clone());
-            let (mut covered, mut tries) = (0, 0);
+            let mut covered = 0;
+            let mut tries = 0;
             let goal = summary::goal(&session, &window, keep);
             let mut now = session.clone();
             while let Some(part) = goal.and_then(|goal| summary::next_part(&now, &window, goal)) {
@@ -515,9 +533,9 @@ mod properties {
         /// After an automatic summary, the prompt is within its window and omits nothing, if the
         /// last turn is answered.
         #[test]
-        fn the_token_budget_is_respected(posts in any_posts(40), turns in prop::option::of(1usize..6), budget in prop::option::of(120usize..400)) {
+        fn the_token_budget_is_respected(message_entries in any_message_entries(40), turns in prop::option::of(1usize..6), budget in prop::option::of(120usize..400)) {
             let window = Window { max_turns: turns, max_tokens: budget };
-            let mut log: Vec<Entry> = posts.into_iter().filter(|p| !p.message.is_tool_round()).map(Entry::Message).collect();
+            let mut log: Vec<Entry> = message_entries.into_iter().filter(|p| !p.message.is_tool_round()).map(Entry::Message).collect();
             log.extend([Message::user("so?"), Message::assistant("so.")].map(Entry::message));
             let session = fold(log.clone());
             let goal = summary::goal(&session, &window, None);

@@ -100,7 +100,7 @@ async fn killed_writers(kind: &str) {
             );
             let want: Vec<String> = (0..stored_turns).flat_map(|n| raw(&turn(n))).collect();
             assert_eq!(texts(&s), want, "{session}: what is there is what was sent, whole turns only");
-            assert_eq!(s.seq as usize, 1 + stored_turns * 5, "no holes");
+            assert_eq!(s.head().seq as usize, 1 + stored_turns * 5, "no holes");
         }
     }
 }
@@ -166,7 +166,9 @@ async fn restarted_database() {
     let written: Arc<Vec<AtomicUsize>> = Arc::new((0..WRITERS).map(|_| AtomicUsize::new(0)).collect());
     let mut tasks = Vec::new();
     for w in 0..WRITERS {
-        let (tenure, stopped, written) = (tenure.clone(), stopped.clone(), written.clone());
+        let tenure = tenure.clone();
+        let stopped = stopped.clone();
+        let written = written.clone();
         tasks.push(tokio::spawn(async move {
             let x = id(&format!("w{w}"));
             tenure.create(&ada(), named(x.as_str())).await.unwrap();
@@ -351,7 +353,7 @@ async fn sessions_can_be_purged_on_a_full_disk() {
     let full = tenure.append(&ada(), &id("x"), vec![message.clone()]).await.unwrap_err();
     assert_eq!(full.code(), "storage_full", "{full}");
     for n in 0..8 {
-        assert!(tenure.purge(&ada(), &id(&format!("old{n}"))).await.unwrap(), "old{n}");
+        assert!(tenure.purge(&ada(), &id(&format!("old{n}")), None).await.unwrap(), "old{n}");
         // Wait until the reserve is written again, then take all remaining space.
         let reserve = disk.0.path().join("store-reserve");
         while std::fs::metadata(&reserve).map_or(0, |m| m.len()) < 8 << 20 {

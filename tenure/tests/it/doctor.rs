@@ -10,7 +10,8 @@ use tenure::*;
 /// Creates sessions with media, forks, a rewind, items and every status, in two tenants. Returns
 /// their number.
 async fn create_sessions(home: &Home) -> usize {
-    let (tenure, ada) = (&home.tenure, ada());
+    let tenure = &home.tenure;
+    let ada = ada();
     let other = Principal::new("other", "ada").unwrap();
     for (principal, name) in [(&ada, "x"), (&ada, "y"), (&other, "x"), (&ada, "gone"), (&ada, "old")] {
         tenure.create(principal, named(name)).await.unwrap();
@@ -22,15 +23,16 @@ async fn create_sessions(home: &Home) -> usize {
     for (principal, name, fill) in [(&ada, "x", "a"), (&ada, "y", "b"), (&other, "x", "a")] {
         tenure.append(principal, &id(name), vec![picture("look", fill), Message::assistant("nice")]).await.unwrap();
     }
-    tenure.fork(&ada, &id("x"), Point::Turn(1), Some(id("f"))).await.unwrap();
-    tenure.fork(&ada, &id("x"), Point::Turn(4), Some(id("g"))).await.unwrap();
-    tenure.fork(&ada, &id("old"), Point::Turn(2), Some(id("heir"))).await.unwrap();
+    tenure.fork(&ada, &id("x"), Fork::at(Point::Turn(1)).id(Some(id("f")))).await.unwrap();
+    tenure.fork(&ada, &id("x"), Fork::at(Point::Turn(4)).id(Some(id("g")))).await.unwrap();
+    tenure.fork(&ada, &id("old"), Fork::at(Point::Turn(2)).id(Some(id("heir")))).await.unwrap();
     tenure.append(&ada, &id("heir"), turn(9)).await.unwrap();
-    tenure.purge(&ada, &id("old")).await.unwrap();
+    tenure.purge(&ada, &id("old"), None).await.unwrap();
     tenure.rewind(&ada, &id("y"), "turn-1").await.unwrap();
-    tenure.delete(&ada, &id("gone")).await.unwrap();
+    tenure.delete(&ada, &id("gone"), None).await.unwrap();
     let at = home.now();
-    let (key, value) = ("k".to_owned(), "1".to_owned());
+    let key = "k".to_owned();
+    let value = "1".to_owned();
     let item = Item { key, value, text: Some("tea".into()), created_at: at, used_at: at, uses: 0, expires_at: None };
     let tenant = ada.tenant.clone();
     for owner in [Owner::Session(id("x")), Owner::User(ada.user.clone())] {

@@ -35,7 +35,7 @@ async fn message_texts(tenure: &Tenure) -> Vec<String> {
 
 async fn finish_turn(turn_start: Result<TurnStart>, model: &Script) -> String {
     let TurnStart::Run(turn) = turn_start.unwrap() else { panic!("a turn") };
-    let outcome = turn.run(Executors { model, tools: None }, RawObject::default(), false, None).await.unwrap();
+    let outcome = turn.execute(Executors::new(model)).await.unwrap();
     outcome.answer.message().unwrap().text()
 }
 
@@ -43,8 +43,10 @@ on_every_store! {
     async fn the_model_is_called_while_the_message_is_committed(home: &mut Home) {
         for (n, words) in ["one", "another"].into_iter().enumerate() {
             ensure_session(home).await;
-            let (commit_permits, model) = (Arc::new(Semaphore::new(0)), Arc::new(Script::new([say("Yes.")])));
-            let (slow_node, eager_call_request) = (node(home, Fragile::held(home.tenure.store(), &commit_permits)), eager_call(&model));
+            let commit_permits = Arc::new(Semaphore::new(0));
+            let model = Arc::new(Script::new([say("Yes.")]));
+            let slow_node = node(home, Fragile::held(home.tenure.store(), &commit_permits));
+            let eager_call_request = eager_call(&model);
             let principal = ada();
             let mut turn_start = Box::pin(slow_node.begin_turn_eager(&principal, request_without_assistant(words), &eager_call_request));
             while model.asked() == 0 {
@@ -62,9 +64,9 @@ on_every_store! {
 
     async fn a_message_that_can_not_be_stored_is_not_answered(home: &mut Home) {
         ensure_session(home).await;
-        for when in [When::Before, When::After] {
+        for failure_point in [When::Before, When::After] {
             let model = Arc::new(Script::held([say("Yes.")], &Arc::new(Semaphore::new(0))));
-            let broken_node = node(home, Fragile::new(home.tenure.store(), Some((0, when))));
+            let broken_node = node(home, Fragile::new(home.tenure.store(), Some((0, failure_point))));
             let error = broken_node.begin_turn_eager(&ada(), request_without_assistant("Are you there?"), &eager_call(&model)).await.unwrap_err();
             assert_eq!(error.code(), "storage_full");
             assert_eq!(Arc::strong_count(&model), 1, "nobody waits for its answer");
@@ -75,7 +77,8 @@ on_every_store! {
     /// is called again with the current history.
     async fn a_concurrent_change_discards_the_speculative_call(home: &mut Home) {
         let principal = ada();
-        let (first_node, second_node) = (&home.tenure, node(home, home.tenure.store().clone()));
+        let first_node = &home.tenure;
+        let second_node = node(home, home.tenure.store().clone());
         let model = Arc::new(Script::new([say("Yes.")]));
         finish_turn(first_node.begin_turn_eager(&principal, request_without_assistant("one"), &eager_call(&model)).await, &model).await;
         second_node.append(&principal, &id("x"), Append { messages: vec![Message::user("two"), Message::assistant("Two.")], ..Append::default() }).await.unwrap();
@@ -89,7 +92,8 @@ on_every_store! {
     /// so the model must not be called before.
     async fn no_model_is_called_in_a_session_of_another_user(home: &mut Home) {
         ensure_session(home).await;
-        let (bob, model) = (Principal::new("acme", "bob").unwrap(), Arc::new(Script::new([say("Yes.")])));
+        let bob = Principal::new("acme", "bob").unwrap();
+        let model = Arc::new(Script::new([say("Yes.")]));
         let refused = home.tenure.begin_turn_eager(&bob, request_without_assistant("Are you there?"), &eager_call(&model)).await.unwrap_err();
         assert_eq!((refused.code(), model.asked()), ("not_found", 0));
     }

@@ -53,7 +53,7 @@ async fn fill(tenure: &Tenure) {
     tenure.store().commit(&Commit::new(None, records, session.head().clone())).await.unwrap();
     tenure.create(&principal, named("p")).await.unwrap();
     tenure.append(&principal, &id("p"), [turn(1), vec![picture("see", "F")]].concat()).await.unwrap();
-    tenure.fork(&principal, &id("p"), Point::Position(2), Some(id("f"))).await.unwrap();
+    tenure.fork(&principal, &id("p"), Fork::at(Point::Position(2)).id(Some(id("f")))).await.unwrap();
     tenure
         .append(&principal, &id("f"), Append { idempotency_key: Some("key".into()), ..turn(2).into() })
         .await
@@ -106,7 +106,7 @@ async fn check(tenure: &Tenure, format: u32) {
     assert_eq!(*replayed.head(), stored);
     assert_eq!((&replayed.messages, &replayed.checkpoints), (&s.messages, &s.checkpoints));
     assert_eq!((&replayed.runs, &replayed.reviews, replayed.summary()), (&s.runs, &s.reviews, s.summary()));
-    assert_eq!(s.info.metadata["hitl_decisions"][0]["reviewer"], "user_789");
+    assert_eq!(s.head().info.metadata["hitl_decisions"][0]["reviewer"], "user_789");
     assert_eq!(texts(&s)[0], r#"{ "role":"user", "content":"hello \u0000 é", "x":1.10 }"#);
     let after = if format >= 2 { 3 } else { 1 };
     assert_eq!(history(&s, &Window::default()).len(), 2 + after, "instructions, summary, and what came after it");
@@ -155,7 +155,7 @@ fn copy(from: &Path, to: &Path) {
         if entry.path().is_dir() {
             copy(&entry.path(), &target)
         } else {
-            drop(std::fs::copy(entry.path(), target).unwrap())
+            std::fs::copy(entry.path(), target).unwrap();
         }
     }
 }

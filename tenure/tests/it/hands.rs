@@ -4,7 +4,7 @@
 use crate::places::*;
 use async_trait::async_trait;
 use jiff::Timestamp;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -160,11 +160,11 @@ impl Drop for AtWork<'_> {
 
 #[async_trait]
 impl Tools for Workshop {
-    async fn list(&self, _: &Assistant) -> Result<Vec<Tool>, ToolError> {
+    async fn list(&self, _: &ToolContext<'_>) -> Result<Vec<Tool>, ToolError> {
         Ok(self.tools.iter().map(|(tool, _)| tool.clone()).collect())
     }
 
-    async fn call(&self, _: &Assistant, call: &ToolInvocation) -> Result<ToolOutput, ToolError> {
+    async fn call(&self, _: &ToolContext<'_>, call: &ToolInvocation) -> Result<ToolOutput, ToolError> {
         self.most.fetch_max(self.now.fetch_add(1, SeqCst) + 1, SeqCst);
         let _working = AtWork(&self.now);
         let does = self.tools.iter().find(|(tool, _)| tool.name == call.tool).map(|(_, does)| does.clone());
@@ -377,9 +377,9 @@ pub fn reviewed(tool: &str) -> ReviewRule {
     ReviewRule { tool: tool.to_owned(), queue: None, timeout: None, on_timeout: Decision::Rejected }
 }
 
-/// The detail of a run that can be taken over.
-pub fn lasting() -> Map<String, Value> {
-    Map::from_iter([("model".to_owned(), json!("m"))])
+/// The parameters of a run that can be taken over.
+pub fn lasting() -> Option<Resumable> {
+    Some(Resumable::new("m"))
 }
 
 /// A question to the clerk in session `x`.
@@ -389,7 +389,7 @@ pub fn question(text: &str) -> TurnRequest {
         messages: vec![Message::user(text)],
         history: Some(HistoryMode::Append),
         assistant: Some("clerk".to_owned()),
-        detail: lasting(),
+        resumable: lasting(),
         ..TurnRequest::default()
     }
 }
@@ -403,7 +403,7 @@ pub async fn begin(tenure: &Tenure, ask: TurnRequest) -> Result<Box<OpenRun>> {
 
 /// Executes a turn to its end.
 pub async fn work(turn: OpenRun, model: &Script, tools: &Workshop) -> Result<TurnOutcome, TurnError> {
-    turn.run(Executors { model, tools: Some(tools) }, RawObject::default(), false, None).await
+    turn.execute(Executors::new(model).tools(tools)).await
 }
 
 /// Begins a turn and executes it to its end.

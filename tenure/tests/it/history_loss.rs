@@ -9,7 +9,8 @@ use tenure::*;
 
 /// Truncates a stored session to its first `upto` records.
 async fn truncate_log(tenure: &Tenure, session: &SessionId, upto: usize) {
-    let (store, key) = (tenure.store(), ada().key(session));
+    let store = tenure.store();
+    let key = ada().key(session);
     let mut log = store.records(&key, &RecordRange::after(0)).await.unwrap();
     log.truncate(upto);
     let head = Session::replay(&key, log.clone()).unwrap().head().clone();

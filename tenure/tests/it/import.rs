@@ -43,7 +43,7 @@ fn describe_session(foreign: &ImportedSession) -> String {
     foreign
         .skipped
         .iter()
-        .for_each(|SkippedPart { location: place, reason: why }| writeln!(text, "  left out: {place}: {why}").unwrap());
+        .for_each(|SkippedPart { location, reason }| writeln!(text, "  left out: {location}: {reason}").unwrap());
     text
 }
 
@@ -76,7 +76,7 @@ async fn parsed_sessions_can_be_imported() {
     let files = texts().into_iter().filter_map(|t| read(&t, None).ok()).flatten();
     for (i, foreign) in files.flatten().enumerate() {
         let x = id(&format!("s{i}"));
-        tenure.import(&ada(), &x, foreign.export.clone()).await.unwrap();
+        tenure.import(&ada(), &x, foreign.export.clone(), None).await.unwrap();
         let session = tenure.load(&ada(), &x).await.unwrap();
         assert_eq!(crate::places::texts(&session), raw(&foreign.export.messages));
         assert!(is_valid(&history(&session, &Window::default())));

@@ -18,7 +18,8 @@ on_every_store! {
         for node in 0..4 {
             let tenure = home.beside();
             for writer in 0..4 {
-                let (tenure, principal) = (tenure.clone(), principal.clone());
+                let tenure = tenure.clone();
+                let principal = principal.clone();
                 tasks.push(tokio::spawn(async move {
                     let mut acknowledged = Vec::new();
                     for n in 0..12 {
@@ -46,12 +47,13 @@ on_every_store! {
             let message = s.messages.iter().find(|m| m.seq == seq).unwrap();
             assert_eq!(message.message.text(), text);
         }
-        assert_eq!(s.seq as usize, s.messages.len() + 1, "no holes");
+        assert_eq!(s.head().seq as usize, s.messages.len() + 1, "no holes");
     }
 
     /// An instance with a stale cache reads what another has written, and refreshes when it writes.
     async fn a_reader_sees_every_acknowledged_write(home: &mut Home) {
-        let (principal, x) = (ada(), id("x"));
+        let principal = ada();
+        let x = id("x");
         let other = home.beside();
         home.tenure.create(&principal, named("x")).await.unwrap();
         for n in 0..5 {
@@ -63,29 +65,31 @@ on_every_store! {
         // A stale cache must not make a necessary operation a no-op.
         other.pause(&principal, &x, None).await.unwrap();
         assert_eq!(home.tenure.activate(&principal, &x).await.unwrap().status, Status::Active);
-        assert_eq!(other.load(&principal, &x).await.unwrap().status, Status::Active);
+        assert_eq!(other.load(&principal, &x).await.unwrap().head().status, Status::Active);
         other.rewind(&principal, &x, Point::Turn(1)).await.unwrap();
         home.tenure.append(&principal, &x, turn(9)).await.unwrap();
-        let (a, b) = (home.tenure.load(&principal, &x).await.unwrap(), other.load(&principal, &x).await.unwrap());
+        let a = home.tenure.load(&principal, &x).await.unwrap();
+        let b = other.load(&principal, &x).await.unwrap();
         assert_eq!(a, b);
         assert_eq!(texts(&a), raw(&[turn(0), turn(9)].concat()));
         let rebuilt = Session::replay(&principal.key(&x), all_records(&other, &a).await).unwrap();
-        assert_eq!(Head { due_at: a.due_at, ..rebuilt.head().clone() }, *a.head(), "the card follows from the log");
+        assert_eq!(Head { due_at: a.head().due_at, ..rebuilt.head().clone() }, *a.head(), "the card follows from the log");
         // After a purge and re-creation by another instance, the cached session is not mistaken for
         // the new one.
-        other.purge(&principal, &x).await.unwrap();
+        other.purge(&principal, &x, None).await.unwrap();
         home.pass(jiff::SignedDuration::from_secs(1));
         other.create(&principal, named("x")).await.unwrap();
         for n in 0..6 {
             other.append(&principal, &x, turn(n)).await.unwrap();
         }
         let mut fresh = other.load(&principal, &x).await.unwrap();
-        while fresh.seq < a.seq {
+        while fresh.head().seq < a.head().seq {
             other.checkpoint(&principal, &x, None).await.unwrap();
             fresh = other.load(&principal, &x).await.unwrap();
         }
         home.tenure.append(&principal, &x, turn(7)).await.unwrap();
-        let (a, b) = (home.tenure.load(&principal, &x).await.unwrap(), other.load(&principal, &x).await.unwrap());
+        let a = home.tenure.load(&principal, &x).await.unwrap();
+        let b = other.load(&principal, &x).await.unwrap();
         assert_eq!(a, b);
         assert_eq!(a.messages.len(), 28);
     }
@@ -93,7 +97,8 @@ on_every_store! {
     /// Invariant 5: a repeated idempotency key returns the same answer, also after a restart; with
     /// a different body it is rejected.
     async fn the_same_idempotency_key_returns_the_same_response(home: &mut Home) {
-        let (principal, x) = (ada(), id("x"));
+        let principal = ada();
+        let x = id("x");
         home.tenure.create(&principal, named("x")).await.unwrap();
         let keyed = |n: usize| Append { idempotency_key: Some("k".into()), ..turn(n).into() };
         let first = home.tenure.append(&principal, &x, keyed(1)).await.unwrap();
@@ -107,7 +112,8 @@ on_every_store! {
         // Concurrent requests with the same key are executed once.
         let mut tasks = Vec::new();
         for n in 0..16 {
-            let (tenure, principal) = (if n % 2 == 0 { home.beside() } else { home.tenure.clone() }, principal.clone());
+            let tenure = if n % 2 == 0 { home.beside() } else { home.tenure.clone() };
+            let principal = principal.clone();
             let append = Append { idempotency_key: Some("race".into()), ..turn(5).into() };
             tasks.push(tokio::spawn(async move { tenure.append(&principal, &id("x"), append).await.unwrap() }));
         }
@@ -121,7 +127,8 @@ on_every_store! {
 
     /// A key is forgotten at its expiry time, as every other item is.
     async fn an_idempotency_key_expires_at_its_expiry_time(home: &mut Home) {
-        let (principal, x) = (ada(), id("x"));
+        let principal = ada();
+        let x = id("x");
         home.tenure.create(&principal, named("x")).await.unwrap();
         let keyed = |n: usize| Append { idempotency_key: Some("k".into()), ..turn(n).into() };
         home.tenure.append(&principal, &x, keyed(1)).await.unwrap();
@@ -135,8 +142,9 @@ on_every_store! {
 
     /// `expect` makes an append conditional.
     async fn an_append_can_be_conditional(home: &mut Home) {
-        let (principal, x) = (ada(), id("x"));
-        let seq = home.tenure.create(&principal, named("x")).await.unwrap().seq;
+        let principal = ada();
+        let x = id("x");
+        let seq = home.tenure.create(&principal, named("x")).await.unwrap().head().seq;
         let at = |seq, n| Append { if_match: Some(seq), ..turn(n).into() };
         let appended = home.tenure.append(&principal, &x, at(seq, 1)).await.unwrap();
         assert_eq!(home.tenure.append(&principal, &x, at(seq, 2)).await.unwrap_err().code(), "conflict");
@@ -177,19 +185,19 @@ on_every_store! {
             same!(update(SessionPatch::default()));
             same!(pause(None));
             same!(activate());
-            same!(restore());
+            same!(restore(None));
             same!(checkpoint(None));
             same!(checkpoints());
             same!(rewind(Point::Position(0)));
             same!(discarded());
-            same!(fork(Point::End, None));
+            same!(fork(Point::End));
             same!(rewind_and_load(Point::End));
             same!(export());
             same!(cache_get("tool", &json!({})));
             same!(cache_put("tool", &json!({}), &json!(2)));
             same!(cache_entries());
-            assert!(!t.delete(s, &x).await.unwrap());
-            assert!(!t.purge(s, &x).await.unwrap());
+            assert!(!t.delete(s, &x, None).await.unwrap());
+            assert!(!t.purge(s, &x, None).await.unwrap());
             let visible = [Message::user("question 1"), Message::assistant("answer 1"), picture("p", "K"), Message::assistant("-")];
             assert_eq!(t.find(s, &visible).await.unwrap(), None);
             let mut query = SessionQuery::new(OwnerFilter::User(owner.tenant.clone(), owner.user.clone()), 50);
@@ -201,7 +209,7 @@ on_every_store! {
                 assert_eq!(t.store().blob(&stranger.tenant, &blob).await.unwrap(), None);
                 // The same id in another tenant is another session.
                 t.create(s, named("x")).await.map(|_| ()).unwrap_or_else(|e| assert_eq!(e.code(), "exists"));
-                t.purge(s, &id("x")).await.unwrap();
+                t.purge(s, &id("x"), None).await.unwrap();
                 t.erase(&Principal::tenant_wide("other").unwrap(), &owner.user).await.unwrap();
             } else {
                 assert_eq!(t.erase(s, &owner.user).await.unwrap_err().code(), "invalid");
@@ -217,7 +225,8 @@ on_every_store! {
         })
         .await;
         let t = &home.tenure;
-        let (principal, x) = (ada(), id("x"));
+        let principal = ada();
+        let x = id("x");
         t.create(&principal, named("x")).await.unwrap();
         t.append(&principal, &x, turn(1)).await.unwrap();
         let before = t.load(&principal, &x).await.unwrap();
@@ -230,14 +239,14 @@ on_every_store! {
             ("max_info_bytes", t.create(&principal, NewSession { title: Some(big.clone()), ..named("y") }).await.unwrap_err()),
             ("max_item_bytes", t.cache_put(&principal, &x, "tool", &json!({}), &json!(big)).await.unwrap_err()),
             ("max_page", t.list(&principal, SessionQuery::new(OwnerFilter::AllTenants, 1000)).await.unwrap_err()),
-            ("max_messages", t.import(&principal, &x, Export { messages: vec![Message::user("a"); 6], ..Export::default() }).await.unwrap_err()),
+            ("max_messages", t.import(&principal, &x, Export { messages: vec![Message::user("a"); 6], ..Export::default() }, None).await.unwrap_err()),
         ];
         for (limit, error) in errors {
             assert_eq!(error.code(), "too_large");
             assert!(error.to_string().contains(limit), "{error}");
         }
         let checkpoints = vec![ExportedCheckpoint { label: CheckpointLabel::new("l").unwrap(), position: 9, auto: false, created_at: None, state: Default::default() }];
-        let error = t.import(&principal, &x, Export { messages: turn(2), checkpoints, ..Export::default() }).await.unwrap_err();
+        let error = t.import(&principal, &x, Export { messages: turn(2), checkpoints, ..Export::default() }, None).await.unwrap_err();
         assert!(matches!(&error, Error::Invalid { param, .. } if param == "checkpoints[0].position"), "{error:?}");
         assert_eq!(home.beside().load(&principal, &x).await.unwrap(), before);
         assert_eq!(home.beside().load(&principal, &id("y")).await.unwrap_err().code(), "not_found");
@@ -253,7 +262,8 @@ on_every_store! {
         let principal = Principal::new("acme", "eve").unwrap();
         let t = home.tenure.clone();
         for n in 0..40 {
-            let (name, other) = (format!("e{n}"), format!("keep{n}"));
+            let name = format!("e{n}");
+            let other = format!("keep{n}");
             let metadata = json!({"secret": marker}).as_object().unwrap().clone();
             t.create(&principal, NewSession { title: Some(format!("{marker} title")), tags: vec![marker.into()], metadata, ..named(&name) }).await.unwrap();
             t.create(&ada(), named(&other)).await.unwrap();
@@ -268,11 +278,11 @@ on_every_store! {
                 t.update(&principal, &id(&name), SessionPatch { title: Patch::Set("renamed".into()), ..SessionPatch::default() }).await.unwrap();
             }
             if n % 7 == 0 {
-                t.fork(&principal, &id(&name), Point::End, Some(id(&format!("fork{n}")))).await.unwrap();
+                t.fork(&principal, &id(&name), Fork::at(Point::End).id(Some(id(&format!("fork{n}"))))).await.unwrap();
                 t.append(&principal, &id(&format!("fork{n}")), vec![Message::user(marker)]).await.unwrap();
             }
             if n % 3 == 0 {
-                t.purge(&principal, &id(&name)).await.unwrap();
+                t.purge(&principal, &id(&name), None).await.unwrap();
             }
         }
         let namespace = tenure::store::Namespace { tenant: principal.tenant.clone(), owner: tenure::store::Owner::User(principal.user.clone()), name: "memory".into() };
@@ -299,7 +309,7 @@ on_every_store! {
 }
 
 async fn all_records(tenure: &Tenure, session: &Session) -> Vec<Record> {
-    tenure.store().records(&session.key(), &tenure::store::RecordRange::after(0)).await.unwrap()
+    tenure.store().records(&session.head().key(), &tenure::store::RecordRange::after(0)).await.unwrap()
 }
 
 impl Home {

@@ -31,9 +31,12 @@ on_every_store! {
     /// A node whose lease has expired and whose run was taken over cannot commit any more; the
     /// other node completes the run.
     async fn a_node_that_lost_its_lease_is_superseded(home: &mut Home) {
-        let (a, b) = (node(home, |_| ()), node(home, |_| ()));
-        let (held, tools) = (Arc::new(Semaphore::new(0)), tools());
-        let (slow, quick) = (Script::held(script(), &held), Script::new(script()));
+        let a = node(home, |_| ());
+        let b = node(home, |_| ());
+        let held = Arc::new(Semaphore::new(0));
+        let tools = tools();
+        let slow = Script::held(script(), &held);
+        let quick = Script::new(script());
         let turn = begin(&a, question("Go")).await.unwrap();
         assert!(b.find_orphaned_runs(9).await.unwrap().is_empty(), "somebody works on it");
         let head = b.head(&ada(), &id("x")).await.unwrap();
@@ -55,9 +58,13 @@ on_every_store! {
     /// A node that lost its lease while the other one is still working cannot commit either,
     /// whichever finishes first.
     async fn a_node_that_lost_its_lease_commits_nothing(home: &mut Home) {
-        let (a, b) = (node(home, |_| ()), node(home, |_| ()));
-        let (first, second, tools) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)), tools());
-        let (slow, slower) = (Script::held(script(), &first), Script::held(script(), &second));
+        let a = node(home, |_| ());
+        let b = node(home, |_| ());
+        let first = Arc::new(Semaphore::new(0));
+        let second = Arc::new(Semaphore::new(0));
+        let tools = tools();
+        let slow = Script::held(script(), &first);
+        let slower = Script::held(script(), &second);
         let turn = begin(&a, question("Go")).await.unwrap();
         let taken_over = async {
             until("it is asked", async || slow.asked() == 1).await;
@@ -84,14 +91,18 @@ on_every_store! {
     /// A node that was suspended between tool calls starts no further call before it has verified
     /// that it still holds the run.
     async fn a_node_that_lost_its_lease_makes_no_further_call(home: &mut Home) {
-        let (a, b) = (node(home, |_| ()), node(home, |_| ()));
+        let a = node(home, |_| ());
+        let b = node(home, |_| ());
         a.declare(clerk(|c| c.runs.parallel = Some(2)));
-        let (never, held) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+        let never = Arc::new(Semaphore::new(0));
+        let held = Arc::new(Semaphore::new(0));
         let suspended_tools = [(read_only("look"), Does::Waits(never)), (read_only("see"), Does::Waits(held.clone())), (tool("pay"), Does::Says("paid"))];
         let working_tools = [(read_only("look"), Does::Says("seen")), (read_only("see"), Does::Says("seen")), (tool("pay"), Does::Says("paid"))];
-        let (suspended_tools, working_tools) = (Workshop::new(suspended_tools), Workshop::new(working_tools));
+        let suspended_tools = Workshop::new(suspended_tools);
+        let working_tools = Workshop::new(working_tools);
         let script_of_three_calls = || [calls(&[("c1", "look", json!({})), ("c2", "see", json!({})), ("c3", "pay", json!({}))]), say("Done.")];
-        let (model, other) = (Script::new(script_of_three_calls()), Script::new([say("Done.")]));
+        let model = Script::new(script_of_three_calls());
+        let other = Script::new([say("Done.")]);
         let turn = begin(&a, question("Go")).await.unwrap();
         let (lost, ()) = tokio::join!(work(*turn, &model, &suspended_tools), async {
             until("two are under way", async || suspended_tools.most.load(std::sync::atomic::Ordering::SeqCst) == 2).await;
@@ -109,13 +120,16 @@ on_every_store! {
     /// The lease is renewed during the run: the log does not grow, and no other node takes over.
     async fn a_lease_is_renewed(home: &mut Home) {
         let short = |o: &mut Options| o.limits.lease = Duration::from_millis(60);
-        let (a, b) = (node(home, short), node(home, short));
-        let (held, tools) = (Arc::new(Semaphore::new(0)), tools());
+        let a = node(home, short);
+        let b = node(home, short);
+        let held = Arc::new(Semaphore::new(0));
+        let tools = tools();
         let model = Script::held(script(), &held);
         let turn = begin(&a, question("Go")).await.unwrap();
         let (outcome, ()) = tokio::join!(work(*turn, &model, &tools), async {
             let lease = async || b.head(&ada(), &id("x")).await.unwrap().lease.unwrap();
-            let (first, before) = (lease().await, b.head(&ada(), &id("x")).await.unwrap().seq);
+            let first = lease().await;
+            let before = b.head(&ada(), &id("x")).await.unwrap().seq;
             for _ in 0..3 {
                 home.pass(SignedDuration::from_millis(50));
                 until("it is renewed", async || lease().await.until >= home.now() + SignedDuration::from_millis(60)).await;
@@ -133,12 +147,14 @@ on_every_store! {
     /// A node with a stale cached head does not rely on the lease in it.
     async fn a_stale_lease_in_the_cache_is_ignored(home: &mut Home) {
         let short = |o: &mut Options| (o.limits.lease, o.limits.max_wait) = (Duration::from_millis(60), Duration::from_millis(100));
-        let (a, b) = (node(home, short), node(home, short));
-        let (held, tools) = (Arc::new(Semaphore::new(0)), tools());
+        let a = node(home, short);
+        let b = node(home, short);
+        let held = Arc::new(Semaphore::new(0));
+        let tools = tools();
         let model = Script::held(script(), &held);
         // A run that can be taken over, and one that cannot.
-        for detail in [lasting(), serde_json::Map::new()] {
-            let turn = begin(&a, TurnRequest { detail, ..question("Go") }).await.unwrap();
+        for resumable in [lasting(), None] {
+            let turn = begin(&a, TurnRequest { resumable, ..question("Go") }).await.unwrap();
             let (outcome, ()) = tokio::join!(work(*turn, &model, &tools), async {
                 x(&b).await;
                 for _ in 0..4 {
@@ -166,14 +182,17 @@ on_every_store! {
     /// sessions.
     async fn the_same_idempotency_key_at_two_nodes_runs_once(home: &mut Home) {
         for on_busy in [OnBusy::Queue, OnBusy::Interrupt, OnBusy::Branch] {
-            let (a, b) = (node(home, |_| ()), node(home, |_| ()));
-            let (held, tools) = (Arc::new(Semaphore::new(0)), tools());
+            let a = node(home, |_| ());
+            let b = node(home, |_| ());
+            let held = Arc::new(Semaphore::new(0));
+            let tools = tools();
             let model = Arc::new(Script::held(script(), &held));
             let key = format!("{on_busy:?}");
             let keyed = || TurnRequest { session: Some(id(&key)), on_busy, idempotency: Some((key.clone(), "body".to_owned())), ..question("Go") };
             let turn = begin(&a, keyed()).await.unwrap();
             let second = {
-                let (b, ask) = (b.clone(), keyed());
+                let b = b.clone();
+                let ask = keyed();
                 tokio::spawn(async move { b.begin_turn(&ada(), ask).await })
             };
             let (first, ()) = tokio::join!(work(*turn, &model, &tools), async {
@@ -201,10 +220,14 @@ async fn only_one_node_commits_after_a_clock_jump() {
             tenure.declare(clerk(|_| ()));
             tenure
         };
-        let (clock_a, clock_b) = (Clock::manual(home.now()), Clock::manual(home.now()));
-        let (a, b) = (node_with_clock(&clock_a), node_with_clock(&clock_b));
-        let (held, tools) = (Arc::new(Semaphore::new(0)), tools());
-        let (slow, quick) = (Script::held(script(), &held), Script::new(script()));
+        let clock_a = Clock::manual(home.now());
+        let clock_b = Clock::manual(home.now());
+        let a = node_with_clock(&clock_a);
+        let b = node_with_clock(&clock_b);
+        let held = Arc::new(Semaphore::new(0));
+        let tools = tools();
+        let slow = Script::held(script(), &held);
+        let quick = Script::new(script());
         let turn = begin(&a, question("Go")).await.unwrap();
         let (first, second) = tokio::join!(work(*turn, &slow, &tools), async {
             until("it is asked", async || slow.asked() == 1).await;
@@ -227,10 +250,13 @@ async fn only_one_node_commits_after_a_clock_jump() {
 async fn busy_at_another_node() {
     for on_busy in [OnBusy::Queue, OnBusy::Reject, OnBusy::Interrupt, OnBusy::Branch] {
         let home = Home::new("memory").await.unwrap();
-        let (a, b) = (node(&home, |_| ()), node(&home, |_| ()));
-        let (held, tools) = (Arc::new(Semaphore::new(0)), tools());
+        let a = node(&home, |_| ());
+        let b = node(&home, |_| ());
+        let held = Arc::new(Semaphore::new(0));
+        let tools = tools();
         turn_of(&a, question("Before"), &Script::new([say("Yes?")]), &tools).await.unwrap();
-        let (slow, quick) = (Script::held([say("First.")], &held), Script::new([say("Second.")]));
+        let slow = Script::held([say("First.")], &held);
+        let quick = Script::new([say("Second.")]);
         let turn = begin(&a, question("One")).await.unwrap();
         let (first, second) = tokio::join!(work(*turn, &slow, &tools), async {
             until("it is asked", async || slow.asked() == 1).await;
@@ -253,12 +279,13 @@ async fn busy_at_another_node() {
                 }
             }
         });
-        let session = second.as_ref().map(|t| t.session_id.clone()).ok();
+        let session = second.as_ref().map(|t| t.session_id().clone()).ok();
         let second = match second {
             Ok(turn) => work(*turn, &quick, &tools).await.map(drop).map_err(|e| e.code()),
             Err(e) => Err(e.code()),
         };
-        let (first, s) = (first.map(drop).map_err(|e| e.code()), x(&a).await);
+        let first = first.map(drop).map_err(|e| e.code());
+        let s = x(&a).await;
         let first_turn = ["user: Before", "assistant: Yes?"];
         match on_busy {
             OnBusy::Queue => {
@@ -283,7 +310,7 @@ async fn busy_at_another_node() {
                 assert_eq!(talk(&s)[2..], ["user: One", "assistant: First."]);
                 let fork = a.load(&ada(), &session.unwrap()).await.unwrap();
                 assert_eq!(talk(&fork), [&first_turn[..], &["user: Two", "assistant: Second."]].concat());
-                assert_eq!(fork.parent.as_ref().unwrap().session, id("x"));
+                assert_eq!(fork.head().parent.as_ref().unwrap().session, id("x"));
             }
         }
         assert_eq!(talk(&s)[..2], first_turn);
@@ -294,7 +321,8 @@ async fn busy_at_another_node() {
 #[tokio::test]
 async fn orphaned_runs_are_found_among_many() {
     let home = Home::new("memory").await.unwrap();
-    let (a, b) = (node(&home, |_| ()), node(&home, |_| ()));
+    let a = node(&home, |_| ());
+    let b = node(&home, |_| ());
     let request = |n: usize| TurnRequest { session: Some(id(&format!("s{n}"))), ..question("Go") };
     drop(begin(&a, request(0)).await.unwrap());
     home.pass(SignedDuration::from_secs(31));
@@ -310,8 +338,9 @@ async fn orphaned_runs_are_found_among_many() {
 #[tokio::test]
 async fn a_run_that_can_not_be_resumed_is_ended() {
     let home = Home::new("memory").await.unwrap();
-    let (a, b) = (node(&home, |_| ()), node(&home, |_| ()));
-    drop(begin(&a, TurnRequest { detail: Default::default(), ..question("Go") }).await.unwrap());
+    let a = node(&home, |_| ());
+    let b = node(&home, |_| ());
+    drop(begin(&a, TurnRequest { resumable: None, ..question("Go") }).await.unwrap());
     home.pass(SignedDuration::from_secs(31));
     assert!(take_over(&b, &Script::new([]), &tools()).await.is_empty());
     assert_eq!(ending(&x(&b).await), (Some(RunOutcome::Failed), Some("abandoned".to_owned())));
@@ -333,7 +362,7 @@ async fn a_run_cancelled_on_another_node_stops_at_once() {
     let b = Tenure::open_with(&home.url, Options { clock: home.clock.clone(), ..Options::default() }).await.unwrap();
     let blocked_model = Script::held(script(), &Arc::new(Semaphore::new(0)));
     let turn = begin(&a, question("Go")).await.unwrap();
-    let run = turn.run.clone();
+    let run = turn.run_id().clone();
     let tools = tools();
     let (stopped, ()) = tokio::join!(work(*turn, &blocked_model, &tools), async {
         until("it is asked", async || blocked_model.asked() == 1).await;

@@ -35,15 +35,15 @@ on_every_store! {
         assert_eq!(home.tenure.sweep().await.unwrap(), SweepReport::default(), "the next pass finds nothing to do");
         home.reopen().await;
         assert_eq!(home.tenure.load(&principal, &id("busy")).await.unwrap().messages.len(), 5);
-        assert_eq!(home.tenure.load(&principal, &id("waiting")).await.unwrap().status, Status::Paused, "who waits does not expire");
+        assert_eq!(home.tenure.load(&principal, &id("waiting")).await.unwrap().head().status, Status::Paused, "who waits does not expire");
         home.tenure.activate(&principal, &id("waiting")).await.unwrap();
         home.tenure.append(&principal, &id("waiting"), turn(1)).await.unwrap();
         home.tenure.pause(&principal, &id("waiting"), None).await.unwrap();
-        home.tenure.restore(&principal, &id("idle")).await.unwrap();
+        home.tenure.restore(&principal, &id("idle"), None).await.unwrap();
         assert_eq!(texts(&home.tenure.load(&principal, &id("idle")).await.unwrap()), raw(&[picture("see", "idle")]));
         home.pass(DAY * 8);
         assert_eq!(keys(&home.tenure.sweep().await.unwrap().expired).len(), 2);
-        home.tenure.delete(&principal, &id("waiting")).await.unwrap();
+        home.tenure.delete(&principal, &id("waiting"), None).await.unwrap();
         home.pass(DAY * 29);
         assert_eq!(home.tenure.sweep().await.unwrap(), SweepReport::default());
         home.pass(DAY * 2);
@@ -83,10 +83,11 @@ on_every_store! {
         }
         let seen = Arc::new(Mutex::new(Vec::new()));
         let failures = Arc::new(AtomicUsize::new(2));
-        let (log, remaining_failures) = (seen.clone(), failures.clone());
+        let log = seen.clone();
+        let remaining_failures = failures.clone();
         home.tenure.on_expire(move |session, reason| {
-            log.lock().unwrap().push((session.info.session_id.to_string(), session.messages.len(), reason));
-            let fail = session.info.session_id.as_str() == "bad" && remaining_failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok();
+            log.lock().unwrap().push((session.head().info.session_id.to_string(), session.messages.len(), reason));
+            let fail = session.head().info.session_id.as_str() == "bad" && remaining_failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok();
             async move { if fail { Err("out of order".into()) } else { Ok(()) } }
         });
         home.pass(DAY * 8);
@@ -117,7 +118,7 @@ on_every_store! {
         let fired = Arc::new(Mutex::new(Vec::new()));
         let log = fired.clone();
         home.tenure.on_expire(move |session, reason| {
-            log.lock().unwrap().push((session.info.session_id.to_string(), reason));
+            log.lock().unwrap().push((session.head().info.session_id.to_string(), reason));
             async { Ok(()) }
         });
         let report = home.tenure.sweep().await.unwrap();
@@ -125,7 +126,7 @@ on_every_store! {
         assert_eq!(fired.lock().unwrap().len(), 3);
         assert!(fired.lock().unwrap().iter().all(|(_, reason)| *reason == EndReason::Evicted));
         assert!(home.tenure.sweep().await.unwrap().evicted.is_empty());
-        home.tenure.restore(&principal, &id("s1")).await.unwrap();
+        home.tenure.restore(&principal, &id("s1"), None).await.unwrap();
     }
 
     /// Eviction that takes several passes: the longest idle sessions go first, and the newest stay.
@@ -155,7 +156,7 @@ on_every_store! {
             home.tenure.create(&ada(), named(&format!("s{n}"))).await.unwrap();
         }
         home.tenure.on_expire(|session, _| {
-            let fails = ["s0", "s1"].contains(&session.info.session_id.as_str());
+            let fails = ["s0", "s1"].contains(&session.head().info.session_id.as_str());
             async move { if fails { Err("gone".to_owned()) } else { Ok(()) } }
         });
         let mut evicted = Vec::new();
@@ -177,7 +178,7 @@ on_every_store! {
         let count = calls.clone();
         home.tenure.on_expire(move |session, _| {
             count.fetch_add(1, Ordering::SeqCst);
-            let n: usize = session.info.session_id.as_str()[1..].parse().unwrap();
+            let n: usize = session.head().info.session_id.as_str()[1..].parse().unwrap();
             async move {
                 match n % 10 {
                     0 => Err("the disk is full".to_owned()),
@@ -205,9 +206,11 @@ on_every_store! {
         home.tenure.create(&principal, named("x")).await.unwrap();
         home.tenure.append(&principal, &id("x"), turn(1)).await.unwrap();
         let received = Arc::new(Mutex::new(Vec::new()));
-        let (log, beside) = (received.clone(), home.beside());
+        let log = received.clone();
+        let beside = home.beside();
         home.tenure.on_checkpoint(move |head, label, seq| {
-            let (log, beside) = (log.clone(), beside.clone());
+            let log = log.clone();
+            let beside = beside.clone();
             async move {
                 let checkpoints = beside.checkpoints(&ada(), &head.info.session_id).await.unwrap();
                 log.lock().unwrap().push((label.to_string(), seq, checkpoints.last().unwrap().seq));
@@ -252,7 +255,7 @@ on_every_store! {
         home.tenure.create(&principal, named("x")).await.unwrap();
         home.tenure.append(&principal, &id("x"), turn(1)).await.unwrap();
         home.tenure.create(&principal, named("deleted")).await.unwrap();
-        home.tenure.delete(&principal, &id("deleted")).await.unwrap();
+        home.tenure.delete(&principal, &id("deleted"), None).await.unwrap();
         home.clock.jump(DAY * 400);
         let report = home.tenure.sweep().await.unwrap();
         assert!(report.suspended.as_deref().unwrap_or_default().contains("jumped"), "{report:?}");
@@ -267,8 +270,8 @@ on_every_store! {
         home.reopen().await;
         let s = home.tenure.load(&principal, &id("x")).await.unwrap();
         assert_eq!(s.messages.len(), 12);
-        assert!(s.active_at >= s.info.created_at && s.info.updated_at >= s.info.created_at);
-        home.tenure.restore(&principal, &id("deleted")).await.unwrap();
+        assert!(s.head().active_at >= s.head().info.created_at && s.head().info.updated_at >= s.head().info.created_at);
+        home.tenure.restore(&principal, &id("deleted"), None).await.unwrap();
     }
 }
 
@@ -280,7 +283,7 @@ async fn victim() {
     let options = Options { clock: Clock::manual("2026-02-01T00:00:00Z".parse().unwrap()), ..Options::default() };
     let tenure = Tenure::open_with(&url, options).await.unwrap();
     tenure.on_expire(|session, _| {
-        println!("FIRED {}", session.info.session_id);
+        println!("FIRED {}", session.head().info.session_id);
         async { Ok(()) }
     });
     let remaining = AtomicUsize::new(20);
@@ -327,7 +330,7 @@ async fn killed_after_the_hook(kind: &str) {
     let again = Arc::new(Mutex::new(BTreeSet::new()));
     let log = again.clone();
     tenure.on_expire(move |session, _| {
-        assert!(log.lock().unwrap().insert(session.info.session_id.to_string()), "once is enough");
+        assert!(log.lock().unwrap().insert(session.head().info.session_id.to_string()), "once is enough");
         async { Ok(()) }
     });
     assert_eq!(tenure.sweep().await.unwrap().expired.len(), 40 - gone.len());

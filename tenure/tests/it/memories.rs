@@ -109,9 +109,11 @@ on_every_store! {
             let memory_target = begin(t, &principal, assistant, assistant).await;
             t.remember(&principal, &memory_target, fact(&format!("ada said it to {assistant}"))).await.unwrap();
         }
-        let (other, user, colleague) =
-            (begin(t, &ada(), "s2", "session").await, begin(t, &ada(), "u2", "user").await, begin(t, &bob(), "c2", "colleague").await);
-        let (bobs, bobs_user) = (begin(t, &bob(), "s3", "session").await, begin(t, &bob(), "u3", "user").await);
+        let other = begin(t, &ada(), "s2", "session").await;
+        let user = begin(t, &ada(), "u2", "user").await;
+        let colleague = begin(t, &bob(), "c2", "colleague").await;
+        let bobs = begin(t, &bob(), "s3", "session").await;
+        let bobs_user = begin(t, &bob(), "u3", "user").await;
         assert_eq!(all(t, &ada(), &MemoryTarget::Session(id("session"))).await, set(&["ada said it to session"]));
         assert_eq!(all(t, &ada(), &other).await, set(&[]), "another session of the same user");
         assert_eq!(all(t, &ada(), &user).await, set(&["ada said it to user"]), "another session of the same user");
@@ -204,7 +206,8 @@ on_every_store! {
     /// Redacted text is neither stored in a memory or a recall event nor sent to the embedder.
     async fn redacted(home: &mut Home) {
         let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
-        let (embedded, rule) = (seen.clone(), RedactionRule::new("number", r"\d{4,}", None).unwrap());
+        let embedded = seen.clone();
+        let rule = RedactionRule::new("number", r"\d{4,}", None).unwrap();
         let embedder = Embedder::new("spy", move |texts| {
             embedded.lock().unwrap().extend(texts.clone());
             async move { Ok(texts.iter().map(|_| vec![1.0, 2.0]).collect()) }
@@ -280,7 +283,7 @@ on_every_store! {
         t.remember(&ada(), &x, from("said in two sessions", &[rewound_seq])).await.unwrap();
         t.remember(&ada(), &y, fact("said in two sessions")).await.unwrap();
         assert_eq!(t.remember(&ada(), &x, from("never", &[rewound_seq + 50])).await.unwrap_err().code(), "no_such_point");
-        t.fork(&ada(), &id("x"), Point::End, Some(id("fork"))).await.unwrap();
+        t.fork(&ada(), &id("x"), Fork::at(Point::End).id(Some(id("fork")))).await.unwrap();
         t.rewind(&ada(), &id("fork"), "turn-1").await.unwrap();
         assert_eq!(all(t, &ada(), &MemoryTarget::Own).await.len(), 5, "a fork is another session");
         t.rewind(&ada(), &id("x"), "turn-1").await.unwrap();
@@ -289,7 +292,7 @@ on_every_store! {
         let edited: Vec<Message> = [&turn(1)[..3], &[Message::assistant("another answer"), Message::user("go on")]].concat();
         t.reconcile(&ada(), &id("x"), &edited, HistoryMode::Full).await.unwrap();
         assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["from the session", "said in two sessions"]));
-        assert!(t.purge(&ada(), &id("x")).await.unwrap());
+        assert!(t.purge(&ada(), &id("x"), None).await.unwrap());
         assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["said in two sessions"]));
         // The session expires and is purged after its retention; the memories of its user outlive
         // it (D-072).
@@ -306,7 +309,7 @@ on_every_store! {
         declare_assistants(t);
         let x = begin(t, &ada(), "x", "session").await;
         t.remember(&ada(), &x, fact("xyzzy-gone")).await.unwrap();
-        t.purge(&ada(), &id("x")).await.unwrap();
+        t.purge(&ada(), &id("x"), None).await.unwrap();
         let x = begin(t, &ada(), "x", "session").await;
         assert_eq!(all(t, &ada(), &x).await, set(&[]));
     }
@@ -314,10 +317,12 @@ on_every_store! {
     /// Erasing a user leaves no byte of their text: not in their own memories, nor in a group's, a
     /// vector, a recall event or a dream.
     async fn erasing_leaves_no_byte(home: &mut Home) {
-        let (switch, marker) = (awake(), "xyzzy-memory-0042");
+        let switch = awake();
+        let marker = "xyzzy-memory-0042";
         home.reopen_with(|o| o.embedder = Some(synonym_embedder("first", &switch))).await;
         declare_assistants(&home.tenure);
-        let (t, eve) = (home.tenure.clone(), Principal::new("acme", "xyzzy-memory-0042-eve").unwrap());
+        let t = home.tenure.clone();
+        let eve = Principal::new("acme", "xyzzy-memory-0042-eve").unwrap();
         let group = begin(&t, &eve, "g", "group").await;
         let session = begin(&t, &eve, "s", "session").await;
         let old = begin(&t, &eve, "old", "group").await;
@@ -327,10 +332,10 @@ on_every_store! {
         }
         t.remember(&ada(), &MemoryTarget::Assistant("group".into()), fact("ada said this")).await.unwrap();
         // One of the sessions has been purged by retention before.
-        t.delete(&eve, &id("old")).await.unwrap();
+        t.delete(&eve, &id("old"), None).await.unwrap();
         home.pass(SignedDuration::from_hours(24 * 40));
         t.sweep().await.unwrap();
-        t.restore(&eve, &id("s")).await.unwrap();
+        t.restore(&eve, &id("s"), None).await.unwrap();
         let rules = DreamRules { recalls: 1, questions: 1, days: 1 };
         assert_eq!(t.dream(&admin(), &rules, false).await.unwrap().promoted.len(), 1);
         assert_eq!(all(&t, &ada(), &MemoryTarget::Assistant("group".into())).await.len(), 4);
@@ -345,7 +350,8 @@ on_every_store! {
     /// A retracted memory, whether its source was rewound or purged or it was deleted explicitly,
     /// is in no row and no file any more (D-073).
     async fn retracting_leaves_no_byte(home: &mut Home) {
-        let (switch, marker) = (awake(), "plugh-memory-0043");
+        let switch = awake();
+        let marker = "plugh-memory-0043";
         home.reopen_with(|o| o.embedder = Some(synonym_embedder("first", &switch))).await;
         declare_assistants(&home.tenure);
         let t = home.tenure.clone();
@@ -364,7 +370,7 @@ on_every_store! {
                 assert!(home.scan(marker).await > 0 || home.url == "memory:", "the scan finds what is there");
                 match retraction {
                     "rewound" => drop(t.rewind(&ada(), &id(&session), Point::Position(1)).await.unwrap()),
-                    "purged" => assert!(t.purge(&ada(), &id(&session)).await.unwrap()),
+                    "purged" => assert!(t.purge(&ada(), &id(&session), None).await.unwrap()),
                     _ => assert!(t.forget_memory(&ada(), &memory_target, &remembered.id).await.unwrap()),
                 }
                 assert_eq!(home.scan(marker).await, 0, "{session}");
@@ -377,7 +383,8 @@ on_every_store! {
     async fn dreams(home: &mut Home) {
         let t = &home.tenure;
         declare_assistants(t);
-        let (x, u) = (begin(t, &ada(), "x", "session").await, begin(t, &ada(), "u", "user").await);
+        let x = begin(t, &ada(), "x", "session").await;
+        let u = begin(t, &ada(), "u", "user").await;
         t.append(&ada(), &id("x"), turn(1)).await.unwrap();
         let seq = last_seq(t, &ada(), "x").await;
         t.remember(&ada(), &x, NewMemory { messages: vec![seq], ..fact("likes tea") }).await.unwrap();
@@ -433,11 +440,12 @@ on_every_store! {
             ("c3", "memory", json!({"action": "forget", "id": tea.id})),
             ("c4", "memory", json!({"action": "dance"})),
         ];
-        let (model, none) = (Script::new([calls(&first), calls(&second), say("Done.")]), Workshop::default());
+        let model = Script::new([calls(&first), calls(&second), say("Done.")]);
+        let none = Workshop::default();
         let TurnStart::Run(turn) = t.begin_turn(&ada(), question("Which tea?")).await.unwrap() else { panic!("a turn") };
-        let injected: Vec<_> = turn.reconcile_report.memories.iter().map(|m| m.id.clone()).collect();
+        let injected: Vec<_> = turn.reconcile_report().memories.iter().map(|m| m.id.clone()).collect();
         assert_eq!(injected, [cups.id.clone(), tea.id.clone()], "the newest first");
-        turn.run(Executors { model: &model, tools: Some(&none) }, RawObject::default(), false, None).await.unwrap();
+        turn.execute(Executors::new(&model).tools(&none)).await.unwrap();
         let prompts = model.prompts.lock().unwrap().clone();
         for prompt in &prompts {
             assert_eq!((prompt[0].text(), prompt[1].role()), ("Be kind.".to_owned(), Role::System));
@@ -468,7 +476,7 @@ on_every_store! {
         switch.store(false, SeqCst);
         let size = |scope, inject| Some(MemoryConfig { scope, inject: Some(inject), ..MemoryConfig::default() });
         for (memory, injected_count) in [(None, 0), (size(MemoryScope::None, true), 0), (size(MemoryScope::Session, true), 0), (size(MemoryScope::User, false), 0), (size(MemoryScope::User, true), 1)] {
-            let _ = t.purge(&ada(), &id("x")).await;
+            let _ = t.purge(&ada(), &id("x"), None).await;
             t.declare(clerk(|a| (a.memory, a.tools) = (memory.clone(), vec![ToolSource::Memory])));
             let model = Script::new([say("Hm.")]);
             turn_of(t, question("Which tea?"), &model, &Workshop::default()).await.unwrap();
@@ -491,9 +499,10 @@ async fn a_claimed_run_keeps_its_memories() {
     };
     t.declare(with_memory());
     t.remember(&ada(), &MemoryTarget::Own, fact("likes tea")).await.unwrap();
-    let (model, none) = (Script::new([say("Tea it is.")]), Workshop::default());
+    let model = Script::new([say("Tea it is.")]);
+    let none = Workshop::default();
     let TurnStart::Run(turn) =
-        t.begin_turn(&ada(), TurnRequest { detail: lasting(), ..question("Which tea?") }).await.unwrap()
+        t.begin_turn(&ada(), TurnRequest { resumable: lasting(), ..question("Which tea?") }).await.unwrap()
     else {
         panic!()
     };
@@ -503,7 +512,7 @@ async fn a_claimed_run_keeps_its_memories() {
     other.declare(with_memory());
     let head = other.head(&ada(), &id("x")).await.unwrap();
     let turn = other.claim_orphaned_run(&head).await.unwrap().unwrap();
-    turn.run(Executors { model: &model, tools: Some(&none) }, RawObject::default(), false, None).await.unwrap();
+    turn.execute(Executors::new(&model).tools(&none)).await.unwrap();
     assert!(model.shown()[0].contains("likes tea"), "{:?}", model.shown());
 }
 

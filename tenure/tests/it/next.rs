@@ -108,13 +108,13 @@ impl Log {
     }
 
     fn rewound(self, to: Seq) -> Self {
-        let digest = self.session_upto(to).digest.clone();
+        let digest = self.session_upto(to).head().digest.clone();
         self.push(Entry::Rewound(RewindEntry { to, digest }))
     }
 
     /// A fork at this point.
     fn forked(self) -> Self {
-        let digest = self.session().digest.clone();
+        let digest = self.session().head().digest.clone();
         let parent = Parent { session: SessionId::new("s").unwrap(), seq: self.seq(), digest };
         let mut log = self.push(Entry::created(SessionCreated { parent: Some(parent), ..SessionCreated::default() }));
         log.run = RunId::new("r2").unwrap();
@@ -137,12 +137,12 @@ fn message_entry(message: Message) -> Entry {
     Entry::message(message)
 }
 
-/// A step in short notation: `call c1 {"a":1}`, `say c1: …`, `review c1`, `was c1 done`.
+/// A step in short notation: `call c1 {"a":1}`, `result c1: …`, `review c1`, `was c1 done`.
 fn describe(step: &NextStep) -> String {
     let job = |j: &PendingCall| match &j.action {
         CallAction::Call(arguments) => format!("call {} {}", j.call.id, Value::Object(arguments.clone())),
         CallAction::Respond(text) => {
-            format!("say {}: {}", j.call.id, text.split(['.', '(', ';']).next().unwrap().trim())
+            format!("result {}: {}", j.call.id, text.split(['.', '(', ';']).next().unwrap().trim())
         }
     };
     let asks =
@@ -194,7 +194,7 @@ fn a_call_that_was_started() {
     );
     check(Log::new().calls(&["c1=pay"]).started("c1").review("c1", true), "wait");
     let lost = || Log::new().calls(&[r#"c1=pay{"amount":5}"#]).started("c1");
-    check(lost().decided("c1", true, Approved), "say c1: A reviewer confirmed that this call was executed");
+    check(lost().decided("c1", true, Approved), "result c1: A reviewer confirmed that this call was executed");
     check(lost().decided("c1", true, Rejected), r#"call c1 {"amount":5}"#);
     check(lost().decided("c1", true, Corrected), r#"call c1 {"amount":7}"#);
     // Started again, and lost again.
@@ -209,13 +209,13 @@ fn a_call_that_requires_review() {
     check(log_with_call(), "review c1");
     check(log_with_call().review("c1", false), "wait");
     check(log_with_call().decided("c1", false, Approved), r#"call c1 {"amount":5}"#);
-    check(log_with_call().decided("c1", false, Rejected), "say c1: A reviewer rejected this call");
+    check(log_with_call().decided("c1", false, Rejected), "result c1: A reviewer rejected this call");
     check(log_with_call().decided("c1", false, Corrected), r#"call c1 {"amount":7}"#);
     check(log_with_call().decided("c1", false, Approved).started("c1"), "was c1 done");
     check(log_with_call().decided("c1", false, Approved).started("c1").result("c1"), "model");
     let again = || log_with_call().decided("c1", false, Approved).started("c1");
     check(again().decided("c1", true, Rejected), r#"call c1 {"amount":5}"#);
-    check(again().decided("c1", true, Approved), "say c1: A reviewer confirmed that this call was executed");
+    check(again().decided("c1", true, Approved), "result c1: A reviewer confirmed that this call was executed");
     // Two open reviews, of which one is decided.
     let two = || Log::new().calls(&["c1=mail", "c2=mail"]).review("c1", false);
     check(two().decided("c2", false, Approved), "wait");
@@ -240,10 +240,10 @@ fn a_correction_survives_a_crash() {
 
 #[test]
 fn unknown_tools_and_bad_arguments() {
-    check(Log::new().calls(&["c1=fly"]), r#"say c1: There is no tool "fly""#);
-    check(Log::new().calls(&["c1=fly", "c2=look"]), r#"say c1: There is no tool "fly", call c2 {}"#);
-    check(Log::new().calls(&["c1=look![]"]), "say c1: The arguments are not a JSON object");
-    check(Log::new().calls(&["c1=look{\"a\":"]), "say c1: The arguments are not a JSON object");
+    check(Log::new().calls(&["c1=fly"]), r#"result c1: There is no tool "fly""#);
+    check(Log::new().calls(&["c1=fly", "c2=look"]), r#"result c1: There is no tool "fly", call c2 {}"#);
+    check(Log::new().calls(&["c1=look![]"]), "result c1: The arguments are not a JSON object");
+    check(Log::new().calls(&["c1=look{\"a\":"]), "result c1: The arguments are not a JSON object");
     check(Log::new().calls(&["c1=look "]), "call c1 {}");
     rules_of(&[], true, |rules| {
         let step = |log: Log| describe(&next(&log.session(), rules));

@@ -10,14 +10,16 @@ on_every_store! {
     /// The cached rendering is always that of the current session, whichever node changed it
     /// (D-013).
     async fn a_rendering_is_cached_until_the_session_changes(home: &mut Home) {
-        let (first_node, second_node) = (home.tenure.clone(), Tenure::with_store(home.tenure.store().clone(), Options { clock: home.clock.clone(), ..Options::default() }));
-        let (principal, s) = (ada(), id("s"));
+        let first_node = home.tenure.clone();
+        let second_node = Tenure::with_store(home.tenure.store().clone(), Options { clock: home.clock.clone(), ..Options::default() });
+        let principal = ada();
+        let s = id("s");
         first_node.create(&principal, named("s")).await.unwrap();
         let renders = std::sync::atomic::AtomicUsize::new(0);
         let make = |s: &Session| {
             renders.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
             let texts: Vec<_> = s.messages.iter().map(|m| m.message.text()).collect();
-            format!("{} {:?} {texts:?}", s.status.as_str(), s.info.title)
+            format!("{} {:?} {texts:?}", s.head().status.as_str(), s.head().info.title)
         };
         let append_of = |text: &str| Append { messages: vec![Message::user(text)], ..Append::default() };
         let mut seen = Vec::new();
@@ -70,7 +72,7 @@ on_every_store! {
         home.reopen().await;
         let after = home.tenure.load(&ada(), &id("s1")).await.unwrap();
         assert_eq!(after, before);
-        assert_eq!(after.info.title.as_deref(), Some("Bern"));
+        assert_eq!(after.head().info.title.as_deref(), Some("Bern"));
         let tail = home.tenure.last_messages(&ada(), &id("s1"), 3).await.unwrap();
         assert_eq!(tail, after.messages[4..]);
     }
@@ -79,11 +81,12 @@ on_every_store! {
     async fn create(home: &mut Home) {
         let t = &home.tenure;
         let s = t.create(&ada(), named("x")).await.unwrap();
-        assert_eq!((s.info.session_id.as_str(), s.seq, s.status), ("x", 1, Status::Active));
+        assert_eq!((s.head().info.session_id.as_str(), s.head().seq, s.head().status), ("x", 1, Status::Active));
         let again = t.create(&ada(), named("x")).await.unwrap_err();
         assert_eq!(again.code(), "exists");
-        let (a, b) = (t.create(&ada(), NewSession::default()).await.unwrap(), t.create(&ada(), NewSession::default()).await.unwrap());
-        assert_ne!(a.info.session_id, b.info.session_id);
+        let a = t.create(&ada(), NewSession::default()).await.unwrap();
+        let b = t.create(&ada(), NewSession::default()).await.unwrap();
+        assert_ne!(a.head().info.session_id, b.head().info.session_id);
         match t.load(&ada(), &id("nobody")).await {
             Err(Error::NotFound { session_id }) => assert_eq!(session_id, id("nobody")),
             other => panic!("{other:?}"),
@@ -103,7 +106,7 @@ on_every_store! {
         };
         t.update(&ada(), &id("x"), change).await.unwrap();
         home.reopen().await;
-        let info = home.tenure.load(&ada(), &id("x")).await.unwrap().info.clone();
+        let info = home.tenure.load(&ada(), &id("x")).await.unwrap().head().info.clone();
         assert_eq!((info.title, info.tags), (None, vec!["t".to_owned()]));
         assert_eq!(serde_json::Value::Object(info.metadata), json!({"deep": {"y": 2, "z": 3}, "b": "two"}));
     }
@@ -111,16 +114,17 @@ on_every_store! {
     /// Paused sessions reject messages, deleted ones can be restored, purged ones cannot.
     async fn status(home: &mut Home) {
         let t = &home.tenure;
-        let (principal, x) = (ada(), id("x"));
+        let principal = ada();
+        let x = id("x");
         t.create(&principal, named("x")).await.unwrap();
         t.append(&principal, &x, turn(1)).await.unwrap();
         assert_eq!(t.pause(&principal, &x, Some("review")).await.unwrap().status, Status::Paused);
         assert_eq!(t.append(&principal, &x, turn(2)).await.unwrap_err().code(), "paused");
-        assert_eq!(t.load(&principal, &x).await.unwrap().status, Status::Paused);
+        assert_eq!(t.load(&principal, &x).await.unwrap().head().status, Status::Paused);
         assert_eq!(t.activate(&principal, &x).await.unwrap().status, Status::Active);
         t.append(&principal, &x, turn(2)).await.unwrap();
-        assert!(t.delete(&principal, &x).await.unwrap());
-        assert!(t.delete(&principal, &x).await.unwrap(), "deleting again is fine");
+        assert!(t.delete(&principal, &x, None).await.unwrap());
+        assert!(t.delete(&principal, &x, None).await.unwrap(), "deleting again is fine");
         for error in [t.load(&principal, &x).await.unwrap_err(), t.append(&principal, &x, turn(3)).await.unwrap_err()] {
             assert_eq!(error.code(), "gone");
             assert!(error.to_string().contains("deleted") && error.to_string().contains("restore"), "{error}");
@@ -128,12 +132,12 @@ on_every_store! {
         assert_eq!(t.pause(&principal, &x, None).await.unwrap_err().code(), "gone");
         assert_eq!(t.activate(&principal, &x).await.unwrap_err().code(), "gone");
         assert!(t.list(&principal, SessionQuery::new(OwnerFilter::AllTenants, 10)).await.unwrap().heads.is_empty());
-        assert_eq!(t.restore(&principal, &x).await.unwrap().status, Status::Active);
+        assert_eq!(t.restore(&principal, &x, None).await.unwrap().status, Status::Active);
         assert_eq!(t.load(&principal, &x).await.unwrap().messages.len(), 8);
-        assert!(t.purge(&principal, &x).await.unwrap());
-        assert!(!t.purge(&principal, &x).await.unwrap());
+        assert!(t.purge(&principal, &x, None).await.unwrap());
+        assert!(!t.purge(&principal, &x, None).await.unwrap());
         assert_eq!(t.load(&principal, &x).await.unwrap_err().code(), "not_found");
-        assert!(!t.delete(&principal, &x).await.unwrap());
+        assert!(!t.delete(&principal, &x, None).await.unwrap());
         t.create(&principal, named("x")).await.unwrap();
         assert!(t.load(&principal, &x).await.unwrap().messages.is_empty());
     }
@@ -150,7 +154,7 @@ on_every_store! {
         t.create(&bob, named("b")).await.unwrap();
         home.pass(SignedDuration::from_secs(1));
         t.append(&ada(), &id("s2"), turn(1)).await.unwrap();
-        t.delete(&ada(), &id("s4")).await.unwrap();
+        t.delete(&ada(), &id("s4"), None).await.unwrap();
         let ids = |page: &SessionPage| page.heads.iter().map(|h| h.info.session_id.to_string()).collect::<Vec<_>>();
         let mut query = SessionQuery::new(OwnerFilter::AllTenants, 4);
         let first = t.list(&ada(), query.clone()).await.unwrap();
@@ -178,7 +182,8 @@ on_every_store! {
     /// Checkpoints are addressed by label, position and turn; discarded messages stay readable.
     async fn checkpoints_and_rewind(home: &mut Home) {
         let t = &home.tenure;
-        let (principal, x) = (ada(), id("x"));
+        let principal = ada();
+        let x = id("x");
         t.create(&principal, named("x")).await.unwrap();
         t.append(&principal, &x, turn(1)).await.unwrap();
         let checkpoint = t.checkpoint(&principal, &x, Some(CheckpointLabel::new("before").unwrap())).await.unwrap();
@@ -208,7 +213,7 @@ on_every_store! {
         }
         assert_eq!(t.rewind(&principal, &x, Point::End).await.unwrap().discarded, 0);
         assert_eq!(t.rewind(&principal, &x, Point::Position(0)).await.unwrap().position, 0);
-        assert_eq!(t.load(&principal, &x).await.unwrap().digest, LogDigest::default());
+        assert_eq!(t.load(&principal, &x).await.unwrap().head().digest, LogDigest::default());
         let resumed = t.rewind_and_load(&principal, &x, Point::End).await.unwrap();
         assert!(resumed.messages.is_empty());
     }
@@ -216,18 +221,19 @@ on_every_store! {
     /// Invariant 7: changes to a parent or a fork never affect the other.
     async fn parent_and_fork_never_change_each_other(home: &mut Home) {
         let t = &home.tenure;
-        let (principal, p) = (ada(), id("p"));
+        let principal = ada();
+        let p = id("p");
         t.create(&principal, NewSession { title: Some("parent".into()), ..named("p") }).await.unwrap();
         for n in 1..=3 {
             t.append(&principal, &p, turn(n)).await.unwrap();
         }
         t.append(&principal, &p, vec![picture("look", "Z"), Message::assistant("nice")]).await.unwrap();
         let parent = t.load(&principal, &p).await.unwrap();
-        t.fork(&principal, &p, "turn-2", Some(id("a"))).await.unwrap();
-        t.fork(&principal, &p, Point::End, Some(id("b"))).await.unwrap();
+        t.fork(&principal, &p, Fork::at("turn-2").id(Some(id("a")))).await.unwrap();
+        t.fork(&principal, &p, Fork::at(Point::End).id(Some(id("b")))).await.unwrap();
         t.append(&principal, &id("b"), turn(9)).await.unwrap();
-        t.fork(&principal, &id("b"), Point::Turn(1), Some(id("c"))).await.unwrap(); // in the part shared with its parent
-        t.fork(&principal, &id("b"), Point::End, Some(id("d"))).await.unwrap();
+        t.fork(&principal, &id("b"), Fork::at(Point::Turn(1)).id(Some(id("c")))).await.unwrap(); // in the part shared with its parent
+        t.fork(&principal, &id("b"), Fork::at(Point::End).id(Some(id("d")))).await.unwrap();
         t.append(&principal, &id("a"), turn(8)).await.unwrap();
         t.rewind(&principal, &id("b"), Point::Turn(2)).await.unwrap();
         t.rewind(&principal, &p, Point::Position(0)).await.unwrap();
@@ -256,27 +262,28 @@ on_every_store! {
             match round {
                 0 => home.reopen().await,
                 // Records that the forks need survive the purge of their parent (D-001).
-                _ => drop(home.tenure.purge(&principal, &p).await.unwrap()),
+                _ => drop(home.tenure.purge(&principal, &p, None).await.unwrap()),
             }
         }
-        assert_eq!(home.tenure.load(&principal, &id("d")).await.unwrap().info.title.as_deref(), Some("parent"));
+        assert_eq!(home.tenure.load(&principal, &id("d")).await.unwrap().head().info.title.as_deref(), Some("parent"));
         for name in ["b", "a", "d", "c"] {
             home.tenure.append(&principal, &id(name), turn(20)).await.unwrap();
-            assert!(home.tenure.purge(&principal, &id(name)).await.unwrap());
+            assert!(home.tenure.purge(&principal, &id(name), None).await.unwrap());
         }
         assert!(home.tenure.list(&principal, SessionQuery::new(OwnerFilter::AllTenants, 9)).await.unwrap().heads.is_empty());
-        assert_eq!(home.tenure.fork(&principal, &p, Point::End, None).await.unwrap_err().code(), "not_found");
+        assert_eq!(home.tenure.fork(&principal, &p, Point::End).await.unwrap_err().code(), "not_found");
     }
 
     /// A new session under a purged parent's id is a different session; the fork does not use it as
     /// its parent.
     async fn a_fork_outlives_a_parent_of_the_same_name(home: &mut Home) {
-        let (t, principal) = (&home.tenure, ada());
+        let t = &home.tenure;
+        let principal = ada();
         t.create(&principal, named("p")).await.unwrap();
         t.append(&principal, &id("p"), turn(1)).await.unwrap();
-        t.fork(&principal, &id("p"), Point::End, Some(id("f"))).await.unwrap();
+        t.fork(&principal, &id("p"), Fork::at(Point::End).id(Some(id("f")))).await.unwrap();
         t.append(&principal, &id("f"), turn(2)).await.unwrap();
-        t.purge(&principal, &id("p")).await.unwrap();
+        t.purge(&principal, &id("p"), None).await.unwrap();
         t.create(&principal, named("p")).await.unwrap();
         for n in 5..9 {
             t.append(&principal, &id("p"), turn(n)).await.unwrap();
@@ -297,7 +304,8 @@ on_every_store! {
     /// Loading, editing and saving a session: a stale save fails and changes nothing.
     async fn a_loaded_session_is_edited_and_saved(home: &mut Home) {
         let t = &home.tenure;
-        let (principal, x) = (ada(), id("x"));
+        let principal = ada();
+        let x = id("x");
         t.create(&principal, named("x")).await.unwrap();
         t.append(&principal, &x, turn(1)).await.unwrap();
         let mut s = Session::load(t, &principal, &x).await.unwrap();
@@ -347,7 +355,8 @@ on_every_store! {
     /// replaces it without destroying anything.
     async fn export_and_import(home: &mut Home) {
         let t = &home.tenure;
-        let (principal, x) = (ada(), id("x"));
+        let principal = ada();
+        let x = id("x");
         let metadata = json!({"k": {"deep": 1}, "gone": true}).as_object().unwrap().clone();
         t.create(&principal, NewSession { metadata, title: Some("T".into()), ..named("x") }).await.unwrap();
         t.append(&principal, &x, [turn(1), vec![picture("see", "P")]].concat()).await.unwrap();
@@ -360,24 +369,24 @@ on_every_store! {
         for target in ["y", "x"] {
             t.append(&principal, &x, turn(3)).await.unwrap();
             t.update(&principal, &x, SessionPatch { metadata: json!({"k": {"other": 2}}).as_object().unwrap().clone(), ..SessionPatch::default() }).await.unwrap();
-            t.import(&principal, &id(target), export.clone()).await.unwrap();
+            t.import(&principal, &id(target), export.clone(), None).await.unwrap();
             let after = t.load(&principal, &id(target)).await.unwrap();
             assert_eq!(texts(&after), texts(&before), "{target}");
             assert_eq!(labels(&after), labels(&before), "{target}");
-            assert_eq!((&after.info.title, &after.info.metadata), (&before.info.title, &before.info.metadata), "{target}");
-            assert_eq!(after.digest, before.digest);
+            assert_eq!((&after.head().info.title, &after.head().info.metadata), (&before.head().info.title, &before.head().info.metadata), "{target}");
+            assert_eq!(after.head().digest, before.head().digest);
         }
         assert_eq!(t.discarded(&principal, &x).await.unwrap().len(), 1);
-        t.delete(&principal, &id("y")).await.unwrap();
+        t.delete(&principal, &id("y"), None).await.unwrap();
         let over = Export { messages: turn(9), ..Export::default() };
-        assert_eq!(t.import(&principal, &id("y"), over).await.unwrap_err().code(), "gone", "a deleted session is not replaced");
-        t.restore(&principal, &id("y")).await.unwrap();
-        t.import(&principal, &id("y"), Export { messages: turn(9), ..Export::default() }).await.unwrap();
+        assert_eq!(t.import(&principal, &id("y"), over, None).await.unwrap_err().code(), "gone", "a deleted session is not replaced");
+        t.restore(&principal, &id("y"), None).await.unwrap();
+        t.import(&principal, &id("y"), Export { messages: turn(9), ..Export::default() }, None).await.unwrap();
         assert_eq!(texts(&t.load(&principal, &id("y")).await.unwrap()), raw(&turn(9)));
         let bob = Principal::new("acme", "bob").unwrap();
-        assert_eq!(t.import(&bob, &x, export.clone()).await.unwrap_err().code(), "exists");
+        assert_eq!(t.import(&bob, &x, export.clone(), None).await.unwrap_err().code(), "exists");
         let newer = Export { tenure: EXPORT_FORMAT + 1, ..export };
-        assert_eq!(t.import(&principal, &x, newer).await.unwrap_err().code(), "newer_format");
+        assert_eq!(t.import(&principal, &x, newer, None).await.unwrap_err().code(), "newer_format");
     }
 
     /// Cached tool results expire after an hour, are evicted by least recent use, belong to one
@@ -386,7 +395,8 @@ on_every_store! {
         let cache = CacheConfig { max_entries: Some(2), ..CacheConfig::default() };
         let small = Assistant { name: "small".into(), cache, ..Assistant::default() };
         home.tenure.put_assistant(&Principal::tenant_wide("acme").unwrap(), small).await.unwrap();
-        let (principal, x) = (ada(), id("x"));
+        let principal = ada();
+        let x = id("x");
         home.tenure.create(&principal, NewSession { assistant: Some("small".into()), ..named("x") }).await.unwrap();
         home.tenure.create(&principal, named("y")).await.unwrap();
         let put = async |t: &Tenure, n: i32| t.cache_put(&principal, &x, "tool", &json!({"n": n, "z": null}), &json!({"r": n})).await.unwrap();
@@ -462,7 +472,7 @@ on_every_store! {
         assert_eq!(t.find(&principal, &about(picture("what is it?", "C"))).await.unwrap(), Some(id("cat")));
         assert_eq!(t.find(&principal, &about(picture("what is it?", "D"))).await.unwrap(), Some(id("dog")));
         assert_eq!(t.find(&principal, &about(Message::user("what is it?"))).await.unwrap(), None, "cat or dog");
-        t.delete(&principal, &id("dog")).await.unwrap();
+        t.delete(&principal, &id("dog"), None).await.unwrap();
         assert_eq!(t.find(&principal, &about(Message::user("what is it?"))).await.unwrap(), Some(id("cat")));
     }
 
@@ -470,7 +480,8 @@ on_every_store! {
     /// messages.
     async fn reconciliation(home: &mut Home) {
         let t = &home.tenure;
-        let (principal, x) = (ada(), id("x"));
+        let principal = ada();
+        let x = id("x");
         t.create(&principal, named("x")).await.unwrap();
         t.append(&principal, &x, turn(1)).await.unwrap();
         let seen = [Message::user("question 1"), Message::assistant("answer 1")];

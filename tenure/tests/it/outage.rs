@@ -40,9 +40,10 @@ on_every_store! {
         let all = counting.commits();
         assert!(all >= commits_at_start + 3, "the calls, their results, the answer: {commits_at_start} {all}");
         for commit in commits_at_start..all {
-            for when in [When::Before, When::After] {
-                let (session, tools) = (format!("s{commit}{when:?}"), tools());
-                let store = Fragile::away_at(home.tenure.store(), commit, when);
+            for failure_point in [When::Before, When::After] {
+                let session = format!("s{commit}{failure_point:?}");
+                let tools = tools();
+                let store = Fragile::away_at(home.tenure.store(), commit, failure_point);
                 let tenure = node(home, store.clone());
                 let turn = begin(&tenure, ask(&session)).await.unwrap();
                 let (model, back) = (script(), async {
@@ -52,7 +53,7 @@ on_every_store! {
                 let (outcome, ()) = tokio::join!(work(*turn, &model, &tools), back);
                 assert!(!outcome.unwrap().waiting);
                 let s = home.tenure.load(&ada(), &id(&session)).await.unwrap();
-                assert_eq!(talk(&s), MESSAGES, "{commit} {when:?}");
+                assert_eq!(talk(&s), MESSAGES, "{commit} {failure_point:?}");
                 assert_eq!((ending(&s), s.runs.len()), ((Some(RunOutcome::Completed), None), 1));
                 assert_eq!((tools.done("pay").len(), tools.done("look").len()), (1, 1));
                 assert_eq!(*tenure.load(&ada(), &id(&session)).await.unwrap().head(), *s.head());
@@ -68,8 +69,10 @@ on_every_store! {
         begin(&node(home, counting.clone()), ask("count")).await.unwrap();
         // The commit of the tool results.
         let store = Fragile::away_at(home.tenure.store(), counting.commits() + 1, When::Before);
-        let (first_node, second_node) = (node(home, store.clone()), node(home, Fragile::new(home.tenure.store(), None)));
-        let (first_tools, second_tools) = (tools(), tools());
+        let first_node = node(home, store.clone());
+        let second_node = node(home, Fragile::new(home.tenure.store(), None));
+        let first_tools = tools();
+        let second_tools = tools();
         let turn = begin(&first_node, ask("x")).await.unwrap();
         let (model, claimed) = (script(), async {
             until("the store is away", async || store.is_dead()).await;

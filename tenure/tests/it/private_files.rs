@@ -25,7 +25,7 @@ async fn files_of_stores_and_transcripts_are_private() {
     let paths = [root.path().join("tenure.db"), root.path().join("below").join("jsonl")];
     for (scheme, path) in ["sqlite", "jsonl"].into_iter().zip(&paths) {
         let tenure = Tenure::open(&format!("{scheme}:{}", path.display())).await.unwrap();
-        let id = tenure.create(&principal, NewSession::default()).await.unwrap().info.session_id.clone();
+        let id = tenure.create(&principal, NewSession::default()).await.unwrap().head().info.session_id.clone();
         let picture = format!("data:image/png;base64,{}", "aGVs".repeat(1000));
         let message =
             serde_json::json!({"role": "user", "content": [{"type": "image_url", "image_url": {"url": picture}}]});

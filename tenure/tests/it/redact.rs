@@ -75,10 +75,10 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_secret_gets_out_of_a_message(said in text(), inner in value(), arguments in value()) {
+    fn no_secret_gets_out_of_a_message(answer in text(), inner in value(), arguments in value()) {
         let arguments = json!({"given": arguments}).to_string();
         let call = json!({"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}});
-        let assistant = json!({"role": "assistant", "content": said, "tool_calls": [call], "reasoning": said});
+        let assistant = json!({"role": "assistant", "content": answer, "tool_calls": [call], "reasoning": answer});
         let result = json!({"role": "tool", "tool_call_id": "c1", "content": json!([inner]).to_string()});
         for message in [assistant, result] {
             let message = Message::parse(&message.to_string()).unwrap();
@@ -86,7 +86,8 @@ proptest! {
             let (redacted, names) = rules.redact_message(&message);
             let again = Message::parse(redacted.as_str());
             prop_assert!(again.is_ok(), "{redacted:?}");
-            let (mut before, mut after) = (String::new(), redacted.as_str().to_owned());
+            let mut before = String::new();
+            let mut after = redacted.as_str().to_owned();
             words(&message.to_value(), &mut before);
             words(&redacted.to_value(), &mut after);
             let has = |all: &str| all.contains("S3cr3t-") || all.to_lowercase().contains("zauberwört") || all.contains("99123456");

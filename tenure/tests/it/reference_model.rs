@@ -151,7 +151,7 @@ async fn apply_random_operation(
             let end = position == m.messages.len() && random.below(2) == 0;
             let point = if end { Point::End } else { Point::Position(position) };
             let new = format!("f{step}");
-            t.fork(principal, &x, point, Some(id(&new))).await.unwrap();
+            t.fork(principal, &x, Fork::at(point).id(Some(id(&new)))).await.unwrap();
             let mut fork = m.clone();
             (fork.status, fork.discarded) = (Status::Active, Vec::new());
             let checkpoint_count = fork.checkpoints_before(position);
@@ -171,21 +171,21 @@ async fn apply_random_operation(
         12 => {
             match m.status {
                 Status::Active if random.below(2) == 0 => drop(t.pause(principal, &x, None).await.unwrap()),
-                Status::Active => drop(t.delete(principal, &x).await.unwrap()),
+                Status::Active => drop(t.delete(principal, &x, None).await.unwrap()),
                 Status::Paused => drop(t.activate(principal, &x).await.unwrap()),
-                _ => drop(t.restore(principal, &x).await.unwrap()),
+                _ => drop(t.restore(principal, &x, None).await.unwrap()),
             }
             m.status = t.head(principal, &x).await.unwrap().status;
             format!("status of {name} is {}", m.status)
         }
         13 if names.len() > 3 => {
-            t.purge(principal, &x).await.unwrap();
+            t.purge(principal, &x, None).await.unwrap();
             model.remove(&name);
             format!("purge {name}")
         }
         14 if m.status == Status::Active => {
             let messages = random_messages(random, step);
-            t.import(principal, &x, Export { messages: messages.clone(), ..Export::default() }).await.unwrap();
+            t.import(principal, &x, Export { messages: messages.clone(), ..Export::default() }, None).await.unwrap();
             m.rewind_to(0, 0);
             (m.messages, m.title) = (raw(&messages), None);
             format!("import into {name}")
@@ -218,12 +218,12 @@ async fn compare(
         same("checkpoints", format!("{checkpoints:?}"), format!("{:?}", m.checkpoints))?;
         same(
             "status and title",
-            format!("{:?} {:?}", s.status, s.info.title),
+            format!("{:?} {:?}", s.head().status, s.head().info.title),
             format!("{:?} {:?}", m.status, m.title),
         )?;
         let mut digest = LogDigest::default();
         s.messages.iter().for_each(|message| digest.advance(&message.message));
-        same("mark", format!("{:?}", s.digest), format!("{digest:?}"))?;
+        same("mark", format!("{:?}", s.head().digest), format!("{digest:?}"))?;
         if m.status.is_live() {
             let tail = home.tenure.last_messages(principal, &id(name), 5).await.map_err(|e| e.to_string())?;
             same("tail", format!("{tail:?}"), format!("{:?}", &s.messages[s.messages.len().saturating_sub(5)..]))?;

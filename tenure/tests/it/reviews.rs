@@ -50,10 +50,11 @@ on_every_store! {
     /// Several open reviews are decided by id in any order. Until then the session accepts no
     /// messages; with the last decision its run can be resumed by any node.
     async fn several_reviews_at_once(home: &mut Home) {
-        let (model, tools) = (script(), tools());
+        let model = script();
+        let tools = tools();
         let reviews = start_waiting_run(home, &model, &tools).await;
         let s = x(&home.tenure).await;
-        assert_eq!((s.status, reviews.len(), s.head().lease.clone()), (Status::Paused, 2, None));
+        assert_eq!((s.head().status, reviews.len(), s.head().lease.clone()), (Status::Paused, 2, None));
         assert_eq!(talk(&s), ["user: Go", "calls: c1 c2 c3", "tool: seen"], "what nobody must allow is done");
         let last_checkpoint = &s.checkpoints.last().unwrap();
         assert_eq!((last_checkpoint.position, last_checkpoint.run.as_ref()), (3, Some(&s.runs[0].id)), "a checkpoint from before the pause");
@@ -65,17 +66,17 @@ on_every_store! {
         assert_eq!(code(t.begin_turn(&ada(), question("More")).await), "paused");
         assert_eq!(code(t.start_run(&ada(), &id("x"), OnBusy::Queue, lasting()).await), "paused");
         assert_eq!(code(t.activate(&ada(), &id("x")).await), "invalid");
-        assert_eq!(code(t.patch(&ada(), &id("x"), SessionPatch::default(), Some(Status::Active)).await), "invalid");
+        assert_eq!(code(t.update(&ada(), &id("x"), SessionUpdate::default().status(Status::Active)).await), "invalid");
         assert!(t.find_orphaned_runs(9).await.unwrap().is_empty(), "a run that waits is nobody's");
         // One node decides; another one, opened later, resumes the run.
         let other = home.beside();
         let seen = other.decide(&ada(), &reviews[1], &verdict(Decision::Approved)).await.unwrap();
         assert_eq!(seen.decided.unwrap().1.decision, Decision::Approved);
-        assert_eq!(x(t).await.status, Status::Paused, "one is still open");
+        assert_eq!(x(t).await.head().status, Status::Paused, "one is still open");
         let again = t.decide(&ada(), &reviews[1], &verdict(Decision::Rejected)).await.unwrap_err();
         assert_eq!((again.code(), again.to_string().contains("eve decided approved")), ("already_decided", true), "{again}");
         other.decide(&ada(), &reviews[0], &verdict(Decision::Rejected)).await.unwrap();
-        assert_eq!(x(t).await.status, Status::Active);
+        assert_eq!(x(t).await.head().status, Status::Active);
         drop(other);
         home.reopen().await;
         declare(home);
@@ -90,7 +91,8 @@ on_every_store! {
 
     /// Reviews are listed by queue, open or decided; other users' reviews are not visible.
     async fn reviews_are_listed(home: &mut Home) {
-        let (model, tools) = (script(), tools());
+        let model = script();
+        let tools = tools();
         let reviews = start_waiting_run(home, &model, &tools).await;
         let t = &home.tenure;
         t.create(&ada(), named("quiet")).await.unwrap();
@@ -126,7 +128,8 @@ on_every_store! {
         for n in 0..5 {
             turn_of(t, TurnRequest { session: Some(id(&format!("y{n}"))), ..question("Go") }, &model, &tools).await.unwrap();
         }
-        let (mut listed, mut cursor) = (0, None);
+        let mut listed = 0;
+        let mut cursor = None;
         loop {
             let page = t.reviews(&admin(), &queue("money"), cursor, 2).await.unwrap();
             listed += page.reviews.len();
@@ -140,15 +143,18 @@ on_every_store! {
 
     /// Of two concurrent decisions, exactly one is accepted.
     async fn one_decision_counts(home: &mut Home) {
-        let (model, tools) = (script(), tools());
+        let model = script();
+        let tools = tools();
         let reviews = start_waiting_run(home, &model, &tools).await;
         let mut deciders = Vec::new();
         for n in 0..6 {
-            let (tenure, review) = (if n % 2 == 0 { home.beside() } else { home.tenure.clone() }, reviews[0].clone());
+            let tenure = if n % 2 == 0 { home.beside() } else { home.tenure.clone() };
+            let review = reviews[0].clone();
             let decision = if n % 3 == 0 { Decision::Approved } else { Decision::Rejected };
             deciders.push(tokio::spawn(async move { tenure.decide(&ada(), &review, &verdict(decision)).await.map_err(|e| e.code()) }));
         }
-        let (mut won, mut late) = (Vec::new(), 0);
+        let mut won = Vec::new();
+        let mut late = 0;
         for decider in deciders {
             match decider.await.unwrap() {
                 Ok(review) => won.push(review.decided.unwrap().1.decision),
@@ -158,7 +164,7 @@ on_every_store! {
         assert_eq!((won.len(), late), (1, 5));
         let s = x(&home.tenure).await;
         assert_eq!(s.reviews[0].decided.as_ref().unwrap().1.decision, won[0]);
-        assert_eq!(s.info.metadata["hitl_decisions"].as_array().unwrap().len(), 1);
+        assert_eq!(s.head().info.metadata["hitl_decisions"].as_array().unwrap().len(), 1);
     }
 
     /// An overdue review is decided according to its rule, by the runner and by the sweep.
@@ -169,14 +175,15 @@ on_every_store! {
         let rules = vec![rule("pay", 10, Decision::Approved), rule("mail", 20, Decision::Rejected)];
         home.tenure.declare(clerk(|a| a.review = rules.clone()));
         let t = home.tenure.clone();
-        let (model, tools) = (script(), tools());
+        let model = script();
+        let tools = tools();
         for session in ["x", "swept"] {
             turn_of(&t, TurnRequest { session: Some(id(session)), ..question("Go") }, &model, &tools).await.unwrap();
         }
         assert_eq!(t.decide_overdue().await.unwrap(), 0);
         home.pass(SignedDuration::from_mins(11));
         assert_eq!(t.decide_overdue().await.unwrap(), 2);
-        assert_eq!(x(&t).await.status, Status::Paused, "the other one has more time");
+        assert_eq!(x(&t).await.head().status, Status::Paused, "the other one has more time");
         home.pass(SignedDuration::from_mins(10));
         assert!(t.sweep().await.unwrap().failed.is_empty());
         let mut decided = t.sweep().await.unwrap().decided.len();
@@ -187,7 +194,7 @@ on_every_store! {
         for session in ["x", "swept"] {
             let s = t.load(&ada(), &id(session)).await.unwrap();
             assert_eq!(talk(&s)[3..], ["tool: paid", "tool: A reviewer rejected this call; it was not executed. Note: decided automatically: the review timed out", "assistant: Done."]);
-            assert_eq!(s.info.metadata["hitl_decisions"][0]["reviewer"], "timeout");
+            assert_eq!(s.head().info.metadata["hitl_decisions"][0]["reviewer"], "timeout");
         }
     }
 }
@@ -196,7 +203,8 @@ on_every_store! {
 #[tokio::test]
 async fn decisions_are_stored_in_the_metadata() {
     let home = memory().await;
-    let (model, tools) = (script(), tools());
+    let model = script();
+    let tools = tools();
     let reviews = start_waiting_run(&home, &model, &tools).await;
     let notes = "Classification correct, proceed with extraction".to_owned();
     let expected =
@@ -206,7 +214,7 @@ async fn decisions_are_stored_in_the_metadata() {
     let s = x(&home.tenure).await;
     let at = home.now();
     assert_eq!(
-        s.info.metadata["hitl_decisions"],
+        s.head().info.metadata["hitl_decisions"],
         json!([
             {"step": "pay", "decision": "approved", "reviewer": "user_789", "timestamp": at, "notes": notes},
             {"step": "mail", "decision": "rejected", "reviewer": "eve", "timestamp": at},
@@ -219,7 +227,8 @@ async fn decisions_are_stored_in_the_metadata() {
 async fn a_review_can_be_claimed() {
     let home = memory().await;
     let reviews = start_waiting_run(&home, &script(), &tools()).await;
-    let (t, five) = (&home.tenure, SignedDuration::from_mins(5));
+    let t = &home.tenure;
+    let five = SignedDuration::from_mins(5);
     let claim = async |by: Option<&str>, to: Option<&str>| t.claim_review(&ada(), &reviews[0], by, to, five).await;
     let held = claim(Some("eve"), None).await.unwrap().claimed.unwrap();
     assert_eq!(held, ("eve".to_owned(), Some(home.now() + five)));
@@ -241,7 +250,8 @@ async fn a_review_can_be_claimed() {
 #[tokio::test]
 async fn a_correction_replaces_the_arguments() {
     let home = memory().await;
-    let (model, tools) = (script(), tools());
+    let model = script();
+    let tools = tools();
     let reviews = start_waiting_run(&home, &model, &tools).await;
     let t = &home.tenure;
     let corrected = |arguments: Option<Value>| ReviewInput { arguments, ..verdict(Decision::Corrected) };
@@ -272,7 +282,8 @@ on_every_store! {
     /// ones, also if only the recent part of a long session is loaded. The log keeps what the model
     /// wrote (D-063).
     async fn a_model_is_shown_what_reviewers_changed(home: &mut Home) {
-        let (model, tools) = (script(), tools());
+        let model = script();
+        let tools = tools();
         let turns = |a: &mut Assistant| {
             a.review = rules();
             a.short_term.max_history_turns = Some(3);
@@ -325,7 +336,7 @@ async fn cancelling_a_run_that_waits() {
     let run = x(&home.tenure).await.runs[0].id.clone();
     home.tenure.cancel(&ada(), &id("x"), &run).await.unwrap();
     let s = x(&home.tenure).await;
-    assert_eq!((s.status, s.open_reviews().count(), s.head().reviews.len()), (Status::Active, 0, 0));
+    assert_eq!((s.head().status, s.open_reviews().count(), s.head().reviews.len()), (Status::Active, 0, 0));
     assert_eq!(ending(&s), (Some(RunOutcome::Cancelled), Some("cancelled".to_owned())));
     assert_eq!(code(home.tenure.decide(&ada(), &reviews[0], &verdict(Decision::Approved)).await), "already_decided");
     assert!(home.tenure.find_orphaned_runs(9).await.unwrap().is_empty());
@@ -338,11 +349,12 @@ async fn cancelling_a_run_that_waits() {
 #[tokio::test]
 async fn rewinding_past_an_open_review() {
     let home = memory().await;
-    let (model, tools) = (script(), tools());
+    let model = script();
+    let tools = tools();
     let reviews = start_waiting_run(&home, &model, &tools).await;
     home.tenure.rewind(&ada(), &id("x"), Point::Position(1)).await.unwrap();
     let s = x(&home.tenure).await;
-    assert_eq!((s.status, s.open_reviews().count(), s.head().reviews.len()), (Status::Active, 0, 0));
+    assert_eq!((s.head().status, s.open_reviews().count(), s.head().reviews.len()), (Status::Active, 0, 0));
     assert_eq!(ending(&s).0, Some(RunOutcome::Cancelled));
     assert_eq!(code(home.tenure.decide(&ada(), &reviews[0], &verdict(Decision::Approved)).await), "already_decided");
     let turn = home.tenure.start_run(&ada(), &id("x"), OnBusy::Reject, lasting()).await.unwrap();
@@ -355,13 +367,14 @@ async fn rewinding_past_an_open_review() {
 #[tokio::test]
 async fn a_restored_session_still_waits() {
     let home = memory().await;
-    let (model, tools) = (script(), tools());
+    let model = script();
+    let tools = tools();
     let reviews = start_waiting_run(&home, &model, &tools).await;
     let t = &home.tenure;
-    t.delete(&ada(), &id("x")).await.unwrap();
+    t.delete(&ada(), &id("x"), None).await.unwrap();
     assert_eq!(code(t.decide(&ada(), &reviews[0], &verdict(Decision::Approved)).await), "gone");
     assert!(t.reviews(&ada(), &ReviewFilter::Open(None), None, 9).await.unwrap().reviews.is_empty());
-    assert_eq!(t.restore(&ada(), &id("x")).await.unwrap().status, Status::Paused);
+    assert_eq!(t.restore(&ada(), &id("x"), None).await.unwrap().status, Status::Paused);
     assert_eq!(code(t.begin_turn(&ada(), question("More")).await), "paused");
     for review in &reviews {
         t.decide(&ada(), review, &verdict(Decision::Approved)).await.unwrap();
@@ -375,7 +388,8 @@ async fn a_restored_session_still_waits() {
 #[tokio::test]
 async fn a_resent_notice_is_ignored() {
     let home = memory().await;
-    let (model, tools) = (script(), tools());
+    let model = script();
+    let tools = tools();
     let reviews = start_waiting_run(&home, &model, &tools).await;
     let s = x(&home.tenure).await;
     let notice = s.notice().unwrap();

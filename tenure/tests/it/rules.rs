@@ -62,11 +62,11 @@ fn parse_message_entry(line: &str) -> MessageEntry {
     MessageEntry { replaces_instructions, ..MessageEntry::from(message) }
 }
 
-fn session(posts: &[MessageEntry]) -> Session {
+fn session(message_entries: &[MessageEntry]) -> Session {
     let at = "2026-01-01T00:00:00Z".parse().unwrap();
     let entries = [Entry::created(SessionCreated::default())].into_iter();
     // Stored messages have their media detached.
-    let stored = posts.iter().map(|p| MessageEntry { message: p.message.detach().0, ..p.clone() });
+    let stored = message_entries.iter().map(|p| MessageEntry { message: p.message.detach().0, ..p.clone() });
     let entries = entries.chain(stored.map(Entry::Message));
     let records = (1..).zip(entries).map(|(seq, entry)| Record { seq, at, entry });
     Session::replay(&Principal::default().key(&SessionId::new("s").unwrap()), records).unwrap()
@@ -87,7 +87,7 @@ fn by_list_client(mut session: Session) -> Session {
     session
 }
 
-fn posts(text: &str, name: &str) -> Vec<MessageEntry> {
+fn message_entries(text: &str, name: &str) -> Vec<MessageEntry> {
     section(text, name).into_iter().map(parse_message_entry).collect()
 }
 
@@ -116,9 +116,9 @@ fn after(stored: &Session, plan: &ReconcilePlan) -> Session {
 #[test]
 fn reconcile_fixtures() {
     for (path, text) in fixtures("reconcile") {
-        let stored = session(&posts(&text, "stored"));
+        let stored = session(&message_entries(&text, "stored"));
         let stored = if setting(&text, "client") == Some("list") { by_list_client(stored) } else { stored };
-        let messages: Vec<Message> = posts(&text, "incoming").into_iter().map(|p| p.message).collect();
+        let messages: Vec<Message> = message_entries(&text, "incoming").into_iter().map(|p| p.message).collect();
         let history_mode = match setting(&text, "history") {
             None | Some("auto") => HistoryMode::Auto,
             Some("full") => HistoryMode::Full,
@@ -138,14 +138,14 @@ fn reconcile_fixtures() {
         assert_eq!(Some(&*summary), setting(&text, "plan"), "{}: {plan:#?}", path.display());
         let appended: Vec<MessageEntry> =
             plan.message_entries(1).into_iter().map(|p| MessageEntry { replies_to: None, ..p }).collect();
-        let detached = |posts: Vec<MessageEntry>| -> Vec<MessageEntry> {
-            posts.into_iter().map(|p| MessageEntry { message: p.message.detach().0, ..p }).collect()
+        let detached = |message_entries: Vec<MessageEntry>| -> Vec<MessageEntry> {
+            message_entries.into_iter().map(|p| MessageEntry { message: p.message.detach().0, ..p }).collect()
         };
-        assert_eq!(detached(appended), detached(posts(&text, "append")), "{}", path.display());
+        assert_eq!(detached(appended), detached(message_entries(&text, "append")), "{}", path.display());
         let shown = plan.overlay.history(&after(&stored, &plan), &Window::default());
         assert!(is_valid(&shown), "{}", path.display());
         let shown: Vec<Message> = shown.into_iter().map(|m| m.detach().0).collect();
-        let want: Vec<Message> = posts(&text, "shown").into_iter().map(|p| p.message.detach().0).collect();
+        let want: Vec<Message> = message_entries(&text, "shown").into_iter().map(|p| p.message.detach().0).collect();
         assert_eq!(texts(&shown), texts(&want), "{}", path.display());
     }
 }
@@ -159,8 +159,8 @@ fn history_fixtures() {
             Some(("tokens", n)) => Window { max_turns: None, max_tokens: n.parse().ok() },
             Some(other) => panic!("window {other:?}"),
         };
-        let shown = history(&session(&posts(&text, "stored")), &window);
-        let want: Vec<Message> = posts(&text, "shown").into_iter().map(|p| p.message).collect();
+        let shown = history(&session(&message_entries(&text, "stored")), &window);
+        let want: Vec<Message> = message_entries(&text, "shown").into_iter().map(|p| p.message).collect();
         assert_eq!(texts(&shown), texts(&want), "{}", path.display());
         assert!(is_valid(&shown), "{}", path.display());
     }
@@ -186,7 +186,7 @@ mod properties {
         ]
     }
 
-    fn any_posts(max: usize) -> impl Strategy<Value = Vec<MessageEntry>> {
+    fn any_message_entries(max: usize) -> impl Strategy<Value = Vec<MessageEntry>> {
         let entry = (any_message(), prop::bool::weighted(0.1));
         prop::collection::vec(
             entry.prop_map(|(message, replaces_instructions)| MessageEntry {
@@ -207,11 +207,11 @@ mod properties {
         /// Invariant 6: every prompt is valid, whatever the log and the window.
         #[test]
         fn every_history_shown_to_a_model_is_valid(
-            posts in any_posts(24),
+            message_entries in any_message_entries(24),
             turns in prop::option::of(0usize..5),
             budget in prop::option::of(0usize..200),
         ) {
-            let session = session(&posts);
+            let session = session(&message_entries);
             let shown = history(&session, &Window { max_turns: turns, max_tokens: budget });
             prop_assert!(is_valid(&shown), "{shown:?}");
             // Only placeholders are invented, and nothing is shown twice.
@@ -227,13 +227,13 @@ mod properties {
         /// request is counted once.
         #[test]
         fn any_request_leads_to_a_valid_prompt_and_is_accounted_for(
-            posts in any_posts(16),
+            message_entries in any_message_entries(16),
             messages in prop::collection::vec(any_message(), 0..12),
             mode in any_mode(),
             is_retry in any::<bool>(),
             has_waited in any::<bool>(),
         ) {
-            let stored = session(&posts);
+            let stored = session(&message_entries);
             let plan = reconcile(&stored, &IncomingRequest { is_retry, has_waited, ..incoming(&messages, mode) });
             prop_assert!(plan.retained <= stored.messages.len());
             let system = messages.iter().take_while(|m| m.role().is_instruction()).count();
@@ -248,10 +248,10 @@ mod properties {
         /// A client that sends back what it received, followed by a new message, never loses or
         /// duplicates a tool turn.
         #[test]
-        fn a_faithful_client_loses_nothing(mut posts in any_posts(20)) {
-            posts.retain(|p| !p.message.role().is_instruction());
-            posts.push(Message::assistant("the answer").into());
-            let stored = session(&posts);
+        fn a_faithful_client_loses_nothing(mut message_entries in any_message_entries(20)) {
+            message_entries.retain(|p| !p.message.role().is_instruction());
+            message_entries.push(Message::assistant("the answer").into());
+            let stored = session(&message_entries);
             let visible: Vec<Message> = stored.messages.iter().filter(|m| m.message.is_visible()).map(|m| m.message.clone()).collect();
             let messages = [visible, vec![Message::user("new")]].concat();
             let plan = reconcile(&stored, &incoming(&messages, HistoryMode::Auto));
@@ -261,9 +261,9 @@ mod properties {
 
         /// Reconciling is idempotent: the same request again changes nothing.
         #[test]
-        fn reconciling_again_changes_nothing(posts in any_posts(12), mut messages in prop::collection::vec(any_message(), 1..10)) {
+        fn reconciling_again_changes_nothing(message_entries in any_message_entries(12), mut messages in prop::collection::vec(any_message(), 1..10)) {
             messages.retain(|m| m.is_visible());
-            let stored = session(&posts);
+            let stored = session(&message_entries);
             let full = incoming(&messages, HistoryMode::Full);
             let merged = after(&stored, &reconcile(&stored, &full));
             let second = reconcile(&merged, &full);

@@ -60,7 +60,7 @@ async fn calls_run_concurrently_and_results_stay_in_order() {
     let reported_results: Vec<_> =
         answered.calls.iter().map(|c| (c.call.clone(), c.content.clone().unwrap())).collect();
     assert_eq!(reported_results, ids.iter().cloned().zip(results.map(str::to_owned)).collect::<Vec<_>>());
-    assert_eq!(answered.seq, s.seq);
+    assert_eq!(answered.seq, s.head().seq);
 }
 
 /// A round with tools is two commits, however many calls it has; the question and the last answer
@@ -162,7 +162,8 @@ async fn every_limit_has_its_code() {
     let s = ends_with(&h, Script::new([again()]), Workshop::new(tool_definitions()), "result_too_large").await;
     assert_eq!(talk(&s), ["user: Do it", "calls: c1"]);
     // The session stays usable: the next question is answered.
-    let (model, tools) = (Script::new([say("Hello.")]), Workshop::new(tool_definitions()));
+    let model = Script::new([say("Hello.")]);
+    let tools = Workshop::new(tool_definitions());
     turn_of(&h.tenure, question("And?"), &model, &tools).await.unwrap();
     assert!(is_valid(&model.prompts.lock().unwrap()[0]));
 }
@@ -333,9 +334,9 @@ async fn a_result_in_the_cache_is_not_fetched_again() {
     let s = x(&h.tenure).await;
     let ledger: Vec<_> = s.runs[0].tools_started.iter().map(|t| (t.call.as_str(), t.cached)).collect();
     assert_eq!(ledger, [("c1", false), ("p", false), ("c2", true), ("p", false), ("c3", false), ("p", false)]);
-    let looked: Vec<_> =
+    let look_results: Vec<_> =
         answered.calls.iter().filter(|c| c.tool == "look").map(|c| (c.cached, c.content.as_deref())).collect();
-    assert_eq!(looked, [(false, Some("seen")), (true, Some("seen")), (false, Some("seen"))]);
+    assert_eq!(look_results, [(false, Some("seen")), (true, Some("seen")), (false, Some("seen"))]);
     // The cache works across turns, failed results are not cached, and empty arguments are equal
     // however they are written.
     let bad = Workshop::new([(cached, Does::Fails("down"))]);
@@ -370,7 +371,7 @@ async fn the_clients_own_tools() {
     options.set("tools", json!([{"type": "function", "function": {"name": "theirs"}}]));
     let run = async |ask: TurnRequest| {
         let turn = begin(&h.tenure, ask).await.unwrap();
-        turn.run(Executors { model: &model, tools: Some(&tools) }, options.clone(), false, None).await.unwrap()
+        turn.execute(Executors::new(&model).tools(&tools).options(options.clone())).await.unwrap()
     };
     let answered = run(question("Go")).await;
     assert_eq!(answered.calls.iter().map(|c| c.call.as_str()).collect::<Vec<_>>(), ["c2"]);
@@ -397,7 +398,7 @@ async fn a_lost_tool_result_opens_a_review() {
         let model = Script::new([calls(&[("c1", "pay", json!({"n": 1})), ("c2", "look", json!({}))]), say("Done.")]);
         assert!(turn_of(&h.tenure, question("Pay"), &model, &lossy).await.unwrap().waiting);
         let s = x(&h.tenure).await;
-        assert_eq!(s.status, Status::Paused);
+        assert_eq!(s.head().status, Status::Paused);
         assert_eq!(
             talk(&s)[2..],
             ["tool: [the result of the tool call was lost: the line broke]"],
@@ -427,7 +428,7 @@ async fn cancelled_from_another_handle() {
             Workshop::new([(read_only("look"), Does::Says("seen")), (tool("slow"), Does::Waits(permit.clone()))]);
         let model = Script::new([calls(&[("c1", "look", json!({})), ("c2", "slow", json!({}))]), say("Done.")]);
         let turn = begin(&h.tenure, question("Go")).await.unwrap();
-        let run = turn.run.clone();
+        let run = turn.run_id().clone();
         let other = if beside { h.beside() } else { h.tenure.clone() };
         let (outcome, ()) = tokio::join!(work(*turn, &model, &tools), async {
             until("the first result is kept", async || x(&h.tenure).await.messages.len() == 3).await;
@@ -455,12 +456,13 @@ async fn a_run_can_be_followed() {
     let tools = Workshop::new([(read_only("look"), Does::Says("seen"))]);
     let model = Script::new([calls(&[("c1", "look", json!({}))]), say("Done.")]);
     let turn = begin(&h.tenure, question("Go")).await.unwrap();
-    let run = turn.run.clone();
+    let run = turn.run_id().clone();
     let followed = h.tenure.follow(&ada(), &id("x"), &run, 0, 100).await.unwrap();
     assert!(!followed.ended && followed.records.len() == 1, "{followed:?}");
     work(*turn, &model, &tools).await.unwrap();
     turn_of(&h.tenure, question("More"), &Script::new([say("Yes.")]), &tools).await.unwrap();
-    let (mut seen, mut after) = (Vec::new(), followed.records[0].seq);
+    let mut seen = Vec::new();
+    let mut after = followed.records[0].seq;
     loop {
         let page = h.tenure.follow(&ada(), &id("x"), &run, after, 2).await.unwrap();
         after = page.records.last().map_or(after, |r| r.seq);
@@ -489,7 +491,7 @@ async fn a_fork_from_the_middle_of_a_turn_can_be_continued() {
         (Point::Seq(original.messages[1].seq), "f2", false),
         (Point::Position(2), "f3", true),
     ] {
-        h.tenure.fork(&ada(), &id("x"), at, Some(id(name))).await.unwrap();
+        h.tenure.fork(&ada(), &id("x"), Fork::at(at).id(Some(id(name)))).await.unwrap();
         let turn = h.tenure.start_run(&ada(), &id(name), OnBusy::Reject, lasting()).await.unwrap();
         let answered = work(turn, &model, &tools).await.unwrap();
         assert_eq!(answered.waiting, waits, "{name}");

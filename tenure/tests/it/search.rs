@@ -46,12 +46,17 @@ async fn a_search_through_nested_forks_is_bounded() {
     tenure.create(&ada(), named("f0")).await.unwrap();
     tenure.append(&ada(), &id("f0"), vec![Message::user("the ferry")]).await.unwrap();
     for n in 1..40 {
-        tenure.fork(&ada(), &id(&format!("f{}", n - 1)), Point::Position(n), Some(id(&format!("f{n}")))).await.unwrap();
+        tenure
+            .fork(&ada(), &id(&format!("f{}", n - 1)), Fork::at(Point::Position(n)).id(Some(id(&format!("f{n}")))))
+            .await
+            .unwrap();
         tenure.append(&ada(), &id(&format!("f{n}")), vec![Message::user("and so on")]).await.unwrap();
     }
     // Each of the 40 sessions contains the message of the first one, which is up to 39 ancestors
     // away.
-    let (mut search, mut hits, mut pages) = (SearchRequest { max_reads: 10, ..search("ferry") }, 0, 0);
+    let mut search = SearchRequest { max_reads: 10, ..search("ferry") };
+    let mut hits = 0;
+    let mut pages = 0;
     loop {
         let page = tenure.search_sessions(&ada(), &search).await.unwrap();
         hits += page.hits.len();
@@ -76,7 +81,8 @@ on_every_store! {
     /// A user finds only their own sessions, an administrator all of the tenant.
     async fn users_find_only_their_own_sessions(home: &mut Home) {
         let t = &home.tenure;
-        let (eve, stranger) = (Principal::new("acme", "eve").unwrap(), Principal::tenant_wide("other").unwrap());
+        let eve = Principal::new("acme", "eve").unwrap();
+        let stranger = Principal::tenant_wide("other").unwrap();
         for (principal, name) in [(&ada(), "a1"), (&eve, "e1"), (&ada(), "a2")] {
             t.create(principal, NewSession { title: Some(format!("The ferry of {name}")), ..named(name) }).await.unwrap();
             t.append(principal, &id(name), turn(1)).await.unwrap();
@@ -112,12 +118,13 @@ on_every_store! {
 
     /// Discarded messages are not found; messages inherited from a parent are.
     async fn discarded_and_deleted_messages_are_not_found(home: &mut Home) {
-        let (t, principal) = (&home.tenure, ada());
+        let t = &home.tenure;
+        let principal = ada();
         t.create(&principal, named("a")).await.unwrap();
         for n in 0..4 {
             t.append(&principal, &id("a"), turn(n)).await.unwrap();
         }
-        t.fork(&principal, &id("a"), Point::Turn(3), Some(id("b"))).await.unwrap();
+        t.fork(&principal, &id("a"), Fork::at(Point::Turn(3)).id(Some(id("b")))).await.unwrap();
         t.append(&principal, &id("b"), turn(7)).await.unwrap();
         t.rewind(&principal, &id("a"), Point::Turn(1)).await.unwrap();
         t.append(&principal, &id("a"), turn(8)).await.unwrap();
@@ -136,15 +143,15 @@ on_every_store! {
         t.append(&principal, &id("b"), vec![Message::assistant("question 2 was never asked")]).await.unwrap();
         assert_eq!(sorted("question 2").await, ["b/5 question+2"]);
         // Purge the parent; the fork keeps the records it needs.
-        t.purge(&principal, &id("a")).await.unwrap();
+        t.purge(&principal, &id("a"), None).await.unwrap();
         assert_eq!(sorted("question 0").await, ["b/0 question+0"]);
         assert_eq!(sorted("answer 8").await, Vec::<String>::new());
-        t.delete(&principal, &id("b")).await.unwrap();
+        t.delete(&principal, &id("b"), None).await.unwrap();
         assert_eq!(sorted("question").await, Vec::<String>::new());
         let mut deleted = search("question");
         deleted.query.status = vec![Status::Deleted];
         assert_eq!(t.search_sessions(&principal, &deleted).await.unwrap().hits.len(), 3);
-        t.restore(&principal, &id("b")).await.unwrap();
+        t.restore(&principal, &id("b"), None).await.unwrap();
         assert_eq!(sorted("question").await.len(), 3);
         home.pass(SignedDuration::from_hours(24 * 8));
         assert_eq!(sorted("question").await, Vec::<String>::new(), "it has expired, although nobody has swept");
@@ -152,8 +159,10 @@ on_every_store! {
 
     /// Pages of any size add up to the same hits, which equal those of a naive search.
     async fn pages_contain_every_hit_once(home: &mut Home) {
-        let (t, principal) = (&home.tenure, ada());
-        let (words, mut seed) = (["alpha", "beta", "gamma", "delta", "Épsilon"], 7u64);
+        let t = &home.tenure;
+        let principal = ada();
+        let words = ["alpha", "beta", "gamma", "delta", "Épsilon"];
+        let mut seed = 7u64;
         let mut dice = |n: u64| {
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             (seed >> 33) % n
@@ -185,7 +194,8 @@ on_every_store! {
         // found.
         let mut first = SearchRequest::new("beta epsilon", 3);
         let page = t.search_sessions(&principal, &first).await.unwrap();
-        let (newest, last) = (page.hits[2].session_id.clone(), page.hits[2].message.clone().unwrap());
+        let newest = page.hits[2].session_id.clone();
+        let last = page.hits[2].message.clone().unwrap();
         t.append(&principal, &newest, vec![Message::user("beta epsilon, new")]).await.unwrap();
         first.cursor = page.next;
         let rest = locations(all_pages(t, &principal, first.clone()).await);
@@ -203,7 +213,8 @@ on_every_store! {
     async fn redacted_words_are_not_found(home: &mut Home) {
         let rule = RedactionRule::new("email", r"[\w.]+@[\w.]+\w", None).unwrap();
         home.reopen_with(|options| options.redaction = vec![rule].try_into().unwrap()).await;
-        let (t, principal) = (&home.tenure, ada());
+        let t = &home.tenure;
+        let principal = ada();
         t.create(&principal, NewSession { title: Some("ann@example.com".into()), ..named("a") }).await.unwrap();
         t.append(&principal, &id("a"), vec![Message::user("the address is ann@example.com, she said")]).await.unwrap();
         assert_eq!(search_hits(t, &principal, "example").await, Vec::<String>::new());

@@ -56,7 +56,8 @@ mod postgres_schema {
             if std::thread::panicking() {
                 return eprintln!("the schema {} was not dropped, for inspection", self.name);
             }
-            let (server, sql) = (self.server.clone(), format!("drop schema {} cascade", self.name));
+            let server = self.server.clone();
+            let sql = format!("drop schema {} cascade", self.name);
             let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             // Use a separate thread: a runtime cannot block inside another.
             let dropping = std::thread::spawn(move || runtime().block_on(execute(&server, &sql)));

@@ -127,12 +127,12 @@ impl Simulation {
     async fn observe(&self) -> Observed {
         let tenure = self.node(&self.store);
         let s = x(&tenure).await;
-        let log = tenure.store().records(&s.key(), &tenure::store::RecordRange::after(0)).await.unwrap();
-        assert!(log.iter().map(|r| r.seq).eq(1..=s.seq), "the log has no hole");
-        let rebuilt = Session::replay(&s.key(), log).unwrap();
+        let log = tenure.store().records(&s.head().key(), &tenure::store::RecordRange::after(0)).await.unwrap();
+        assert!(log.iter().map(|r| r.seq).eq(1..=s.head().seq), "the log has no hole");
+        let rebuilt = Session::replay(&s.head().key(), log).unwrap();
         let without_lease = |h: &Head| Head { due_at: None, lease: None, ..h.clone() };
         assert_eq!(without_lease(rebuilt.head()), without_lease(s.head()), "the card follows from the log");
-        assert_eq!(s.status, Status::Active);
+        assert_eq!(s.head().status, Status::Active);
         assert_eq!((s.head().run.clone(), s.head().lease.clone(), s.head().reviews.len()), (None, None, 0));
         assert!(is_valid(&history(&s, &Window::default())));
         let decided = s.reviews.iter().filter(|r| !r.opened.lost).filter_map(|r| Some((r, r.decided.as_ref()?)));
@@ -148,7 +148,8 @@ impl Simulation {
 /// The messages in call order. A result that was delayed by a review is moved next to the results
 /// of the other calls.
 fn messages_in_call_order(session: &Session) -> Vec<String> {
-    let (mut ordered, mut calls) = (Vec::new(), Vec::new());
+    let mut ordered = Vec::new();
+    let mut calls = Vec::new();
     for (position, (text, message)) in talk(session).into_iter().zip(&session.messages).enumerate() {
         if !message.message.tool_calls().is_empty() {
             calls = message.message.tool_calls().into_iter().map(|c| (position, c.id)).collect();
@@ -171,7 +172,7 @@ fn compare(crash_point: &str, mut got: Observed, want: &Observed, lost: usize) {
             got.clone_from(want);
         }
     }
-    assert!(confirmed <= lost, "{crash_point}: {confirmed} results were told by a person, who was asked {lost} times");
+    assert!(confirmed <= lost, "{crash_point}: {confirmed} results were confirmed by a person, in {lost} reviews");
     for (call, times) in &mut got.executed {
         let harmless = call.starts_with("look") || call.starts_with("set");
         assert!(*times == 1 || harmless, "{crash_point}: {call} was done {times} times");
@@ -186,21 +187,22 @@ async fn crashes_at_every_commit(kind: &str, policies: &[&'static str], window: 
         let counted = Fragile::new(&simulation.store, None);
         let node = simulation.node(&(counted.clone() as Arc<dyn Store>));
         assert!(simulation.run_until_crash(&node).await.unwrap());
-        let (want, commits) = (simulation.observe().await, counted.commits());
+        let want = simulation.observe().await;
+        let commits = counted.commits();
         assert_eq!((want.outcome, want.decisions.len(), simulation.lost), (RunOutcome::Completed, 1, 0));
         assert_eq!(want.executed.len(), 6, "{want:?}");
         assert!(commits > 8, "{commits}");
         let mut lost_calls = 0;
         for commit in 0..commits {
-            for when in [When::Before, When::After] {
+            for failure_point in [When::Before, When::After] {
                 let second_commits = if twice { 0..commits } else { 0..1 };
                 for second_commit in second_commits {
                     let mut simulation = Simulation::new(kind, policy, window).await;
                     let crash_point = format!(
-                        "{kind}, {policy}: dies at commit {commit}, {when:?}; and again at {second_commit} ({twice})"
+                        "{kind}, {policy}: dies at commit {commit}, {failure_point:?}; and again at {second_commit} ({twice})"
                     );
-                    let mut crashes = vec![Some((commit, when))];
-                    crashes.extend(twice.then_some(Some((second_commit, when))));
+                    let mut crashes = vec![Some((commit, failure_point))];
+                    crashes.extend(twice.then_some(Some((second_commit, failure_point))));
                     crashes.push(None);
                     let mut ended = false;
                     for (n, crash) in crashes.into_iter().enumerate() {
@@ -212,7 +214,7 @@ async fn crashes_at_every_commit(kind: &str, policies: &[&'static str], window: 
                         }
                         // The resuming node reads the prompt window, not the whole history (D-014).
                         let read = store.read.load(SeqCst);
-                        let starts_run = n == 0 || (commit == 0 && when == When::Before);
+                        let starts_run = n == 0 || (commit == 0 && failure_point == When::Before);
                         assert!(starts_run || window == 50 || read < 150, "{crash_point}: {read} records were read");
                         simulation.clock.advance(SignedDuration::from_secs(31));
                     }
@@ -263,7 +265,8 @@ on_every_store! {
             tenure.declare(declared());
             tenure
         };
-        let (store, window) = (home.tenure.store().clone(), Window { max_turns: Some(3), max_tokens: None });
+        let store = home.tenure.store().clone();
+        let window = Window { max_turns: Some(3), max_tokens: None };
         let first = node(&store);
         first.create(&ada(), NewSession { assistant: Some("clerk".into()), ..named("x") }).await.unwrap();
         first.append(&ada(), &id("x"), vec![Message::system("Be brief.")]).await.unwrap();
@@ -285,7 +288,7 @@ on_every_store! {
         assert!(outcomes[0].as_ref().unwrap().waiting);
         assert_few_reads(&second, "taking over");
         let s = x(&first).await;
-        assert!(s.seq > 600);
+        assert!(s.head().seq > 600);
         assert_eq!(model.shown(), ["Be brief.", "198?", "198!", "199?", "199!", "Mail it"]);
 
         // One node decides the review, and another resumes the run.

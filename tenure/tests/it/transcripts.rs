@@ -30,13 +30,14 @@ fn bad_lines_are_reported_with_file_and_line() {
 #[tokio::test]
 async fn files_of_the_jsonl_store_are_transcripts_too() {
     let home = Home::new("jsonl").await.unwrap();
-    let (t, principal) = (&home.tenure, ada());
+    let t = &home.tenure;
+    let principal = ada();
     t.create(&principal, named("a")).await.unwrap();
     t.append(&principal, &id("a"), [turn(1), vec![picture("see", "T"), Message::assistant("yes")]].concat())
         .await
         .unwrap();
     t.cache_put(&principal, &id("a"), "tool", &serde_json::json!({}), &serde_json::json!(1)).await.unwrap();
-    t.fork(&principal, &id("a"), "turn-2", Some(id("b"))).await.unwrap();
+    t.fork(&principal, &id("a"), Fork::at("turn-2").id(Some(id("b")))).await.unwrap();
     t.rewind(&principal, &id("a"), Point::Position(4)).await.unwrap();
     t.append(&principal, &id("b"), turn(3)).await.unwrap();
     let mut transcripts = Vec::new();
@@ -53,9 +54,9 @@ async fn files_of_the_jsonl_store_are_transcripts_too() {
     }
     // When a parent is purged, one fork inherits its records and the others reference that fork
     // (D-001).
-    t.fork(&principal, &id("b"), Point::Position(2), Some(id("c"))).await.unwrap();
+    t.fork(&principal, &id("b"), Fork::at(Point::Position(2)).id(Some(id("c")))).await.unwrap();
     t.append(&principal, &id("c"), turn(7)).await.unwrap();
-    t.purge(&principal, &id("a")).await.unwrap();
+    t.purge(&principal, &id("a"), None).await.unwrap();
     for transcript in iter_transcripts(home.dir.as_ref().unwrap().path()).unwrap() {
         let (path, transcript) = transcript.unwrap();
         let name = path.file_stem().unwrap().to_str().unwrap().to_owned();

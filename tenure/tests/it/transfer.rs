@@ -20,7 +20,7 @@ async fn create_sessions(home: &Home) {
     t.rewind(&ada(), &id("p"), "mid").await.unwrap();
     home.pass(SignedDuration::from_secs(7));
     t.append(&ada(), &id("p"), turn(1)).await.unwrap();
-    t.fork(&ada(), &id("p"), Point::End, Some(id("x"))).await.unwrap();
+    t.fork(&ada(), &id("p"), Fork::at(Point::End).id(Some(id("x")))).await.unwrap();
     home.pass(SignedDuration::from_secs(7));
     t.append(&ada(), &id("x"), turn(2)).await.unwrap();
     create_decided_session(home, "x", 1).await;
@@ -98,9 +98,10 @@ on_every_store! {
                 assert_eq!(meaning(&copy), meaning(&original));
                 assert_eq!(discarded(target, principal, &name).await, discarded(&home.tenure, &ada(), session).await);
                 assert_eq!((&copy.head().user, &copy.head().parent, copy.head().first), (&principal.user, &None, 1));
-                let near = copy.info.created_at.duration_since(original.info.created_at);
+                let near = copy.head().info.created_at.duration_since(original.head().info.created_at);
                 assert!(near.abs() < SignedDuration::from_millis(1), "{near:?}");
-                let (original_trail, imported_trail) = (home.tenure.audit(&ada(), &id(session)).await.unwrap(), target.audit(principal, &id(&name)).await.unwrap());
+                let original_trail = home.tenure.audit(&ada(), &id(session)).await.unwrap();
+                let imported_trail = target.audit(principal, &id(&name)).await.unwrap();
                 assert_eq!((imported_trail.broken.clone(), imported_trail.decisions.len()), (None, original_trail.decisions.len()));
                 assert!(imported_trail.decisions.iter().zip(&original_trail.decisions).all(|(a, b)| a.hash == b.hash && a.imported && !b.imported));
                 for review in &copy.reviews {
@@ -159,14 +160,14 @@ on_every_store! {
             // Later changes to the first import do not matter; other users and tenants do not learn
             // of it.
             t.append(&ada(), &name(1), turn(2)).await.unwrap();
-            t.fork(&ada(), &name(1), Point::End, None).await.unwrap();
+            t.fork(&ada(), &name(1), Point::End).await.unwrap();
             assert_eq!(t.find_earlier_imports(&ada(), &export).await.unwrap().len(), 2);
             for principal in [Principal::new("acme", "bob"), Principal::tenant_wide("other")] {
                 assert_eq!(t.find_earlier_imports(&principal.unwrap(), &export).await.unwrap(), []);
             }
             let other = Export { title: Some("other".into()), ..export.clone() };
             assert_eq!(t.find_earlier_imports(&ada(), &other).await.unwrap(), []);
-            t.purge(&ada(), &name(2)).await.unwrap();
+            t.purge(&ada(), &name(2), None).await.unwrap();
             assert_eq!(t.find_earlier_imports(&ada(), &export).await.unwrap(), [name(1)]);
         }
     }
@@ -198,8 +199,11 @@ async fn an_old_export_is_live_and_can_be_edited() {
     };
     t.import_new(&ada(), &id("y"), &edited).await.unwrap();
     let s = t.load(&ada(), &id("y")).await.unwrap();
-    assert_eq!((s.info.model.clone(), s.info.title.as_deref(), &s.info.metadata), (None, Some("New"), &metadata));
-    assert_eq!((s.thread.as_deref(), s.messages[0].at), (Some("th"), edited.log[1].at));
+    assert_eq!(
+        (s.head().info.model.clone(), s.head().info.title.as_deref(), &s.head().info.metadata),
+        (None, Some("New"), &metadata)
+    );
+    assert_eq!((s.head().thread.as_deref(), s.messages[0].at), (Some("th"), edited.log[1].at));
     assert_eq!(t.examine(|_| ()).await.unwrap(), []);
 }
 
@@ -215,7 +219,7 @@ async fn exports_of_form_1_are_imported() {
         home.tenure.import_new(&ada(), &id(name), &export).await.unwrap();
         let s = home.tenure.load(&ada(), &id(name)).await.unwrap();
         assert_eq!((s.messages.len(), labels(&s)), (1, vec![("here".to_owned(), 1)]));
-        assert_eq!(Value::Object(s.info.metadata.clone()), json!({"k": 1}));
+        assert_eq!(Value::Object(s.head().info.metadata.clone()), json!({"k": 1}));
     }
     assert_eq!(home.tenure.reviews(&ada(), &ReviewFilter::Decided, None, 9).await.unwrap().reviews.len(), 0);
 }
@@ -230,8 +234,10 @@ async fn an_export_is_validated() {
     let good = serde_json::to_value(t.export(&ada(), &id("x")).await.unwrap()).unwrap();
     let index_of =
         |kind: &str| good["log"].as_array().unwrap().iter().position(|r| r["entry"].get(kind).is_some()).unwrap();
-    let (message, rewound, decision, opened) =
-        (index_of("message"), index_of("rewound"), index_of("review_decided"), index_of("review_opened"));
+    let message = index_of("message");
+    let rewound = index_of("rewound");
+    let decision = index_of("review_decided");
+    let opened = index_of("review_opened");
     let fork = good["log"].as_array().unwrap().iter().rposition(|r| r["entry"].get("created").is_some()).unwrap();
     let with_media =
         good["log"].as_array().unwrap().iter().position(|r| r["entry"]["message"].get("cuts").is_some()).unwrap();
@@ -315,7 +321,7 @@ async fn an_export_is_validated() {
         let result = match read {
             Ok(foreign) => {
                 assert!(t.check_export(&ada(), &foreign.export).is_err(), "{param}");
-                assert!(t.import(&ada(), &id("p"), foreign.export.clone()).await.is_err(), "{param}");
+                assert!(t.import(&ada(), &id("p"), foreign.export.clone(), None).await.is_err(), "{param}");
                 t.import_new(&ada(), &id("n"), &foreign.export).await
             }
             Err(e) => Err(e),
@@ -347,17 +353,19 @@ async fn an_export_is_validated() {
 #[tokio::test]
 async fn a_session_imported_again_is_another_one() {
     let home = Home::new("memory").await.unwrap();
-    let (first_node, second_node) = (home.tenure.clone(), home.beside());
+    let first_node = home.tenure.clone();
+    let second_node = home.beside();
     first_node.create(&ada(), named("x")).await.unwrap();
     first_node.append(&ada(), &id("x"), turn(1)).await.unwrap();
     let export = round_trip(&first_node.export(&ada(), &id("x")).await.unwrap());
     second_node.append(&ada(), &id("x"), turn(2)).await.unwrap();
     assert_eq!(second_node.load(&ada(), &id("x")).await.unwrap().messages.len(), 8);
-    first_node.purge(&ada(), &id("x")).await.unwrap();
+    first_node.purge(&ada(), &id("x"), None).await.unwrap();
     first_node.import_new(&ada(), &id("x"), &export).await.unwrap();
     first_node.append(&ada(), &id("x"), turn(3)).await.unwrap();
     first_node.append(&ada(), &id("x"), turn(4)).await.unwrap();
-    let (a, b) = (second_node.load(&ada(), &id("x")).await.unwrap(), first_node.load(&ada(), &id("x")).await.unwrap());
+    let a = second_node.load(&ada(), &id("x")).await.unwrap();
+    let b = first_node.load(&ada(), &id("x")).await.unwrap();
     assert_eq!(texts(&a), texts(&b));
     assert_eq!(texts(&a), raw(&[turn(1), turn(3), turn(4)].concat()));
 }
@@ -371,7 +379,8 @@ async fn an_export_that_was_formatted_anew_is_imported() {
     let pretty = serde_json::to_string_pretty(&serde_json::to_value(&export).unwrap()).unwrap();
     let foreign = import::read(&pretty, None).unwrap().pop().unwrap().unwrap();
     home.tenure.import_new(&ada(), &id("y"), &foreign.export).await.unwrap();
-    let (a, b) = (home.tenure.load(&ada(), &id("x")).await.unwrap(), home.tenure.load(&ada(), &id("y")).await.unwrap());
+    let a = home.tenure.load(&ada(), &id("x")).await.unwrap();
+    let b = home.tenure.load(&ada(), &id("y")).await.unwrap();
     let values = |s: &Session| s.messages.iter().map(|m| m.message.to_value()).collect::<Vec<_>>();
     assert_eq!((values(&a), &a.head().digest.hash), (values(&b), &b.head().digest.hash));
 }

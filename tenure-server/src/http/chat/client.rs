@@ -64,8 +64,8 @@ impl ChatClient {
         if rule == OnDisconnect::Finish {
             return;
         }
-        let id = turn.session_id.clone();
-        let run = turn.run.clone();
+        let id = turn.session_id().clone();
+        let run = turn.run_id().clone();
         let mut state = self.lock();
         match *state {
             ClientState::Disconnected => self.cancel(id, run),

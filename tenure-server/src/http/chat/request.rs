@@ -53,7 +53,7 @@ pub(super) async fn parse_request(
     let model = caller.metered(&app.rate_limits, model);
     let span = ChatSpan::begin(&model_name);
     body.set("model", &model_name);
-    let detail = assistant.as_ref().map(|_| runs::detail(&model_name, &body)).unwrap_or_default();
+    let resumable = assistant.as_ref().and_then(|_| runs::resumable(&model_name, &body));
     let sessions = &app.config.sessions;
     let turn_request = TurnRequest {
         session: request.session_id,
@@ -67,7 +67,7 @@ pub(super) async fn parse_request(
         on_busy: request.on_busy.unwrap_or(sessions.on_busy),
         on_expired: sessions.on_expired,
         idempotency: key.map(|key| (key, blake3::hash(bytes).to_hex().to_string())),
-        detail,
+        resumable,
         queued: None,
     };
     Ok(TurnInput {

@@ -277,20 +277,19 @@ pub struct ChatResponse {
     choices: Vec<Value>,
     /// The session.
     session_id: String,
-    /// The run that answered: it can be followed and cancelled under `/sessions/{id}/runs/{run}`.
+    /// The run of this turn; see `/sessions/{id}/runs/{run}`.
     run_id: String,
     /// How the request's messages were merged with the stored history.
     session: SessionReport,
 }
 
-/// What was made of the messages of a request. Each of them, the system prompt apart, is counted once in `matched`, `appended`,
-/// `ephemeral` or `orphans`.
+/// How the messages of a request were merged. Each message except the system prompt is counted once in `matched`, `appended`, `ephemeral` or
+/// `orphans`.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct SessionReport {
     /// Number of request messages that were already stored.
     matched: usize,
-    /// So many stored messages the request left out after the first that it repeats, such as tool messages. The model is shown
-    /// them.
+    /// Number of stored messages that the request omits after the first one it repeats, such as tool messages. They are part of the prompt.
     #[serde(rename = "spliced")]
     omitted: usize,
     /// Number of stored messages that were rewound. They stay readable as discarded.

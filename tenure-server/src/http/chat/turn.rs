@@ -23,7 +23,7 @@ use crate::error::ApiResult;
 use crate::jobs::runs::{self, Drive};
 use crate::observability::metrics::TimedModel;
 use std::sync::Arc;
-use tenure::{EagerModelCall, ModelChunk, RunEvent, StoredAnswer, TurnOutcome, TurnStart};
+use tenure::{EagerModelCall, RunEvent, TurnError, TurnStart};
 use tokio::sync::{mpsc, oneshot};
 
 /// Capacity of the channel of answer chunks to a client. When it is full, backpressure applies: nothing more is
@@ -71,16 +71,17 @@ pub(super) async fn execute_turn(app: AppState, request: TurnInput, client: Chat
             let reconcile_report = replay.reconcile_report.clone();
             let _ =
                 started.send(Ok(TurnStarted { session_id: session_id.clone(), run: run.clone(), reconcile_report }));
-            let outcome = replayed(*replay, stream.then_some(events)).await;
-            let corrupt = |reason| tenure::Error::corrupt(format!("the stored response of {run}"), reason);
-            (session_id, outcome.map_err(|reason| corrupt(reason).into()))
+            if stream {
+                replay_events(replay.stream.clone(), events).await;
+            }
+            (session_id.clone(), replay.outcome(session_id, run, 0).map_err(TurnError::from))
         }
         Ok(TurnStart::Run(turn)) => {
             let opened = stopwatch.elapsed();
-            let session_id = turn.session_id.clone();
-            let run = turn.run.clone();
+            let session_id = turn.session_id().clone();
+            let run = turn.run_id().clone();
             client.register_run(&turn, on_disconnect);
-            let reconcile_report = turn.reconcile_report.clone();
+            let reconcile_report = turn.reconcile_report().clone();
             let _ = started.send(Ok(TurnStarted { session_id: session_id.clone(), run, reconcile_report }));
             let listener = stream.then_some(events);
             let drive = Drive { model: timed_model, model_name, options, listener, open_duration: opened };
@@ -103,18 +104,12 @@ pub(super) async fn execute_turn(app: AppState, request: TurnInput, client: Chat
     let _ = ended.send(outcome.map(|outcome| (outcome, notice)));
 }
 
-/// Replays the stored response of a repeated request, including its stream (D-047).
-async fn replayed(replay: StoredAnswer, events: Option<mpsc::Sender<RunEvent>>) -> Result<TurnOutcome, String> {
-    let StoredAnswer { body, calls, stream, .. } = replay;
-    let mut answer = tenure::ModelAnswer::default();
-    answer.add_chunk(&ModelChunk::Complete(body.clone())).map_err(|e| e.to_string())?;
-    if let Some(events) = events {
-        for event in stream {
-            // The client has disconnected; the rest of the replay is not needed.
-            if events.send(event).await.is_err() {
-                break;
-            }
+/// Replays the stream of a repeated request (D-047).
+async fn replay_events(stream: Vec<RunEvent>, events: mpsc::Sender<RunEvent>) {
+    for event in stream {
+        // The client has disconnected; the rest of the replay is not needed.
+        if events.send(event).await.is_err() {
+            break;
         }
     }
-    Ok(TurnOutcome { answer, body, seq: 0, all_events_delivered: true, calls, waiting: false })
 }

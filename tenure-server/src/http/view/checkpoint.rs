@@ -14,14 +14,14 @@ pub struct CheckpointView {
     pub label: String,
     /// The number of messages before it.
     pub position: usize,
-    /// When it was made.
+    /// When it was created.
     #[schema(format = DateTime)]
     pub created_at: String,
-    /// Whether it was made automatically.
+    /// Whether it was created automatically.
     pub auto: bool,
-    /// Its record.
+    /// The sequence number of its record.
     pub seq: Seq,
-    /// The run it was taken in.
+    /// The run during which it was created.
     pub run_id: Option<String>,
     /// The step of that run.
     pub step: Option<u64>,
@@ -50,13 +50,13 @@ impl From<&Checkpoint> for CheckpointView {
 pub struct CheckpointList {
     /// `list`.
     pub object: &'static str,
-    /// All of them.
+    /// The checkpoints.
     pub data: Vec<CheckpointView>,
-    /// Always `null`: they come all at once.
+    /// Always `null`: the list is complete.
     pub next_cursor: Option<String>,
 }
 
-/// A checkpoint with the whole state there.
+/// A checkpoint with the session's state as of it.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct CheckpointWhole {
     /// The checkpoint.
@@ -66,11 +66,11 @@ pub struct CheckpointWhole {
     pub messages: Vec<MessageView>,
     /// The tool calls of the last answer that had no result.
     pub pending_tool_calls: Vec<PendingCall>,
-    /// The results that the turn had so far.
+    /// The tool results of the current turn.
     pub tool_results: Vec<MessageView>,
     /// The step of the run.
     pub step_index: Option<u64>,
-    /// The metadata as it was.
+    /// The metadata as of the checkpoint.
     #[schema(value_type = Object)]
     pub metadata: Map<String, Value>,
 }
@@ -129,7 +129,7 @@ pub fn checkpoint_state(checkpoint: &Checkpoint, session: &Session) -> String {
         ("pending_tool_calls", to_json(&pending.collect::<Vec<_>>())),
         ("tool_results", results),
         ("step_index", to_json(&checkpoint.step)),
-        ("metadata", to_json(&session.info.metadata)),
+        ("metadata", to_json(&session.head().info.metadata)),
     ];
     with_fields(
         to_json(&CheckpointView::from(checkpoint)),
@@ -147,7 +147,7 @@ mod tests {
     async fn the_state_at_a_checkpoint_is_written_as_its_schema_says() {
         let tenure = Tenure::open("memory:").await.unwrap();
         let principal = Principal::default();
-        let id = tenure.create(&principal, NewSession::default()).await.unwrap().info.session_id.clone();
+        let id = tenure.create(&principal, NewSession::default()).await.unwrap().head().info.session_id.clone();
         let call =
             |id: &str| format!(r#"{{"id":"{id}","type":"function","function":{{"name":"f","arguments":"{{}}"}}}}"#);
         let answer = format!(r#"{{"role":"assistant","content":null,"tool_calls":[{},{}]}}"#, call("a"), call("b"));

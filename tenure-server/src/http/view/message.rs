@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 pub struct MessageView {
     /// Its position in the session, from 0.
     pub position: usize,
-    /// Its record.
+    /// The sequence number of its record.
     pub seq: Seq,
     /// When it was stored.
     #[schema(format = DateTime)]
@@ -21,7 +21,7 @@ pub struct MessageView {
     /// `true` for an answer that was interrupted; omitted otherwise.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub partial: bool,
-    /// The record of the assistant message that a user message followed in its own request; left out if there was none.
+    /// The record of the assistant message that a user message followed in its own request; omitted if there was none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replies_to: Option<Seq>,
     /// The message in OpenAI's format, exactly as it was sent.
@@ -36,19 +36,19 @@ pub struct MessageList {
     pub object: &'static str,
     /// The messages.
     pub data: Vec<MessageView>,
-    /// What to give as `after` for the next page; `null` on the last one.
+    /// The value of `after` for the next page; `null` on the last one.
     pub next_cursor: Option<String>,
 }
 
 /// The messages discarded by one rewind.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct DiscardedView {
-    /// The rewind's record.
+    /// The sequence number of the rewind's record.
     pub seq: Seq,
     /// The time of the rewind.
     #[schema(format = DateTime)]
     pub created_at: String,
-    /// The number of messages that were left.
+    /// The number of messages that remained.
     pub position: usize,
     /// The discarded messages, each with its former position.
     pub messages: Vec<MessageView>,
@@ -61,7 +61,7 @@ pub struct DiscardedList {
     pub object: &'static str,
     /// One entry for each rewind.
     pub data: Vec<DiscardedView>,
-    /// Always `null`: they come all at once.
+    /// Always `null`: the list is complete.
     pub next_cursor: Option<String>,
 }
 

@@ -12,7 +12,7 @@ pub struct RunView {
     pub id: String,
     /// `queued`, `running`, `paused` (waiting for review), `completed`, `failed` or `cancelled`.
     pub status: &'static str,
-    /// When it began.
+    /// When it was started.
     #[schema(format = DateTime)]
     pub started_at: String,
     /// When it ended.

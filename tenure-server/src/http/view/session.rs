@@ -36,20 +36,20 @@ pub struct SessionView {
     /// Arbitrary metadata.
     #[schema(value_type = Object)]
     pub metadata: Map<String, Value>,
-    /// When it began.
+    /// When it was created.
     #[schema(format = DateTime)]
     pub created_at: String,
-    /// When anything last happened in it.
+    /// When it was last changed.
     #[schema(format = DateTime)]
     pub updated_at: String,
-    /// The last message or run; idle time counts from here.
+    /// The time of the last message or run; idle time is measured from it.
     #[schema(format = DateTime)]
     pub active_at: String,
-    /// What it was forked from.
+    /// Its fork point, if it is a fork.
     pub parent: Option<ParentView>,
-    /// The last record of its log; the `ETag`.
+    /// The sequence number of its last record; the `ETag`.
     pub seq: Seq,
-    /// How many messages it has.
+    /// The number of messages.
     pub message_count: usize,
     /// The number of turns.
     pub turn_count: usize,
@@ -60,9 +60,9 @@ pub struct SessionView {
 pub struct ParentView {
     /// The ancestor whose log it references.
     pub session_id: String,
-    /// The last record they share.
+    /// The sequence number of the last shared record.
     pub seq: Seq,
-    /// How many messages they share.
+    /// The number of shared messages.
     pub position: usize,
 }
 
@@ -103,7 +103,7 @@ pub struct SessionList {
     pub object: &'static str,
     /// The sessions, last active first.
     pub data: Vec<SessionView>,
-    /// Where the next page begins; `null` on the last one.
+    /// The cursor of the next page; `null` on the last one.
     pub next_cursor: Option<String>,
 }
 
@@ -122,7 +122,7 @@ pub struct SessionWhole {
     pub session: SessionView,
     /// The messages, oldest first.
     pub messages: Vec<MessageView>,
-    /// The points to come back to, oldest first.
+    /// The checkpoints, oldest first.
     pub checkpoints: Vec<CheckpointView>,
     /// The runs, oldest first.
     pub runs: Vec<RunView>,
@@ -162,7 +162,7 @@ mod tests {
         let tenure = Tenure::open("memory:").await.unwrap();
         let principal = Principal::default();
         let new = NewSession { title: Some("a \"title\"".to_owned()), ..NewSession::default() };
-        let id = tenure.create(&principal, new).await.unwrap().info.session_id.clone();
+        let id = tenure.create(&principal, new).await.unwrap().head().info.session_id.clone();
         let messages = vec![Message::user("one"), Message::user("two")];
         tenure.append(&principal, &id, Append { messages, ..Append::default() }).await.unwrap();
         tenure.checkpoint(&principal, &id, None).await.unwrap();

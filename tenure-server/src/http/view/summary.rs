@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 pub struct SummaryView {
     /// The text of the summary.
     pub text: String,
-    /// The last record it covers.
+    /// The sequence number of the last record it covers.
     pub upto: Seq,
     /// The number of messages it covers.
     pub position: usize,

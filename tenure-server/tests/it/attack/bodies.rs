@@ -13,11 +13,10 @@ use std::time::Duration;
 #[tokio::test(flavor = "multi_thread")]
 async fn unfinished_bodies_are_bounded() {
     let dir = tempfile::tempdir().unwrap();
-    let yaml = match is_long() {
-        true => "limits: {body_timeout: 5s}",
-        false => {
-            "limits: {body_timeout: 2s, max_body_bytes: 4194304, max_principal_body_bytes: 8388608, max_inflight_body_bytes: 16777216}"
-        }
+    let yaml = if is_long() {
+        "limits: {body_timeout: 5s}"
+    } else {
+        "limits: {body_timeout: 2s, max_body_bytes: 4194304, max_principal_body_bytes: 8388608, max_inflight_body_bytes: 16777216}"
     };
     let (server, key, other) = with_keys(dir.path(), yaml).await;
     let (before, _) = server.memory();
@@ -51,7 +50,8 @@ async fn unfinished_bodies_are_bounded() {
                 response.await.unwrap()
             };
             let (response, ()) = tokio::join!(response, upload);
-            let (status, mut body) = (response.status().as_u16(), response.into_body());
+            let status = response.status().as_u16();
+            let mut body = response.into_body();
             let mut text = Vec::new();
             while let Some(Ok(data)) = body.data().await {
                 text.extend_from_slice(&data);
@@ -61,7 +61,8 @@ async fn unfinished_bodies_are_bounded() {
         }));
     }
     let ask = || client().post(format!("{}/v1/chat/completions", server.url)).json(&said("s", "hi"));
-    let (mut refused, mut late) = (0, 0);
+    let mut refused = 0;
+    let mut late = 0;
     for upload in uploads {
         assert_eq!(answer(ask().bearer_auth(&other)).await.0, 200, "another principal is not affected");
         let outcome = upload.await.unwrap();
@@ -123,7 +124,8 @@ async fn all_principals_together_are_bounded() {
         let body = said("s", &text);
         let request = client().post(format!("{}/v1/chat/completions", server.url)).bearer_auth(&other).json(&body);
         let response = request.send().await.unwrap();
-        let (status, retry) = (response.status().as_u16(), response.headers().contains_key("retry-after"));
+        let status = response.status().as_u16();
+        let retry = response.headers().contains_key("retry-after");
         seen = Some((status, retry, response.json::<Value>().await.unwrap()));
         status == 503
     })

@@ -52,7 +52,8 @@ async fn open_connections(server: &Running, key: &str) -> f64 {
 fn ask_on(stream: &mut TcpStream, key: &str) -> String {
     write!(stream, "GET /sessions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n\r\n").unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    let (mut text, mut part) = (String::new(), [0; 4096]);
+    let mut text = String::new();
+    let mut part = [0; 4096];
     loop {
         let n = stream.read(&mut part).unwrap();
         assert!(n > 0, "the connection was closed: {text}");
@@ -75,7 +76,9 @@ async fn idle_connections_without_a_key_do_not_lock_out_other_clients() {
     let (server, key, _) = with_keys(dir.path(), &yaml).await;
     let mut authenticated = TcpStream::connect(server.address).unwrap();
     assert!(ask_on(&mut authenticated, &key).starts_with("HTTP/1.1 200"));
-    let (mut held, mut idle, mut served) = (Vec::new(), Vec::new(), 0);
+    let mut held = Vec::new();
+    let mut idle = Vec::new();
+    let mut served = 0;
     for i in 0..max * 2 {
         match i % 3 {
             0 => held.push(TcpStream::connect(server.address).unwrap()),
@@ -146,7 +149,8 @@ async fn one_address_can_not_take_all_connections() {
     let (server, key, _) = with_keys(dir.path(), &yaml).await;
     let greedy =
         tenure_server::http_client::client().no_proxy().local_address(Some([127, 0, 0, 2].into())).build().unwrap();
-    let (mut held, mut refused) = (Vec::new(), 0);
+    let mut held = Vec::new();
+    let mut refused = 0;
     for i in 0..amount(10, 100) {
         let mut body = said(&format!("s{i}"), "hi");
         body["stream"] = true.into();
@@ -173,7 +177,8 @@ async fn one_address_can_not_take_all_connections() {
 async fn rapid_reset() {
     let dir = tempfile::tempdir().unwrap();
     let (server, key, _) = with_keys(dir.path(), "").await;
-    let (mut sent, mut closed) = (0, 0);
+    let mut sent = 0;
+    let mut closed = 0;
     for _ in 0..amount(4, 50) {
         let requests = http2(&server, &h2::client::Builder::new()).await;
         for _ in 0..amount(500, 5000) {

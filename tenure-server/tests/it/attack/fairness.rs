@@ -71,13 +71,19 @@ async fn median_of_chats(server: &Running, key: &str, count: usize, name: &str) 
 async fn listers_of_one_tenant_do_not_stop_the_chat_of_another() {
     let dir = tempfile::tempdir().unwrap();
     fill(dir.path(), "hostile", amount(4_000, 200_000)).await;
-    let (mallory, ann) = (key(dir.path(), "hostile", "mallory"), key(dir.path(), "acme", "ann"));
+    let mallory = key(dir.path(), "hostile", "mallory");
+    let ann = key(dir.path(), "acme", "ann");
     let server = Arc::new(Running::start(dir.path(), CONFIG));
     let idle = median_of_chats(&server, &ann, amount(10, 50), "idle").await;
-    let (stop, lists, most) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)), 32);
+    let stop = Arc::new(AtomicBool::new(false));
+    let lists = Arc::new(AtomicUsize::new(0));
+    let most = 32;
     let mut listers = Vec::new();
     for n in 0..most {
-        let (server, mallory, stop, lists) = (server.clone(), mallory.clone(), stop.clone(), lists.clone());
+        let server = server.clone();
+        let mallory = mallory.clone();
+        let stop = stop.clone();
+        let lists = lists.clone();
         listers.push(tokio::spawn(async move {
             // Each client has its own connection.
             let client = client();
@@ -119,7 +125,8 @@ async fn an_offset_has_a_limit_and_a_scan_has_a_cursor() {
     assert_eq!(list("offset=90&limit=5").await.1["data"].as_array().unwrap().len(), 5);
     assert_error(&list("offset=150&title=absent").await, 400, "invalid", Some("offset"));
     // An absent title: nothing is found, on three pages that each scan a hundred sessions.
-    let (mut path, mut pages) = ("title=absent".to_owned(), 0);
+    let mut path = "title=absent".to_owned();
+    let mut pages = 0;
     loop {
         let (status, body) = list(&path).await;
         assert_eq!((status, &body["data"]), (200, &json!([])), "{body}");
@@ -144,11 +151,14 @@ async fn a_search_through_nested_forks_is_bounded() {
         tenure.create(&principal, NewSession { id: Some(id(0)), ..NewSession::default() }).await.unwrap();
         tenure.append(&principal, &id(0), vec![Message::user("the ferry")]).await.unwrap();
         for n in 1..forks {
-            tenure.fork(&principal, &id(n - 1), Point::Position(1), Some(id(n))).await.unwrap();
+            tenure.fork(&principal, &id(n - 1), Fork::at(Point::Position(1)).id(Some(id(n)))).await.unwrap();
         }
     }
     let server = Running::start(dir.path(), CONFIG);
-    let (start, mut worst, mut pages, mut hits) = (Instant::now(), Duration::ZERO, 0, 0);
+    let start = Instant::now();
+    let mut worst = Duration::ZERO;
+    let mut pages = 0;
+    let mut hits = 0;
     let mut path = "/search?q=ferry&limit=100".to_owned();
     loop {
         let page_start = Instant::now();
@@ -191,7 +201,8 @@ async fn a_large_text_is_redacted_in_linear_time() {
         start.elapsed()
     };
     time("warm", 1 << 10).await;
-    let (small, large) = (time("small", 256 << 10).await, time("large", amount(1 << 20, 4 << 20)).await);
+    let small = time("small", 256 << 10).await;
+    let large = time("large", amount(1 << 20, 4 << 20)).await;
     report("redaction", "256 KB", format!("{:.0} ms", small.as_secs_f64() * 1e3));
     report("redaction", "1 MB (long form: 4 MB)", format!("{:.0} ms", large.as_secs_f64() * 1e3));
 }
@@ -201,7 +212,8 @@ async fn threads_do_not_follow_the_number_of_searching_clients() {
     let dir = tempfile::tempdir().unwrap();
     fill(dir.path(), "default", 500).await;
     let server = Arc::new(Running::start(dir.path(), CONFIG));
-    let (clients, rounds) = (amount(16, 64), amount(10, 50));
+    let clients = amount(16, 64);
+    let rounds = amount(10, 50);
     let mut searching = Vec::new();
     for _ in 0..clients {
         let server = server.clone();

@@ -185,7 +185,8 @@ fn state(path: &Path) -> (u32, i64, i64, u64) {
 #[tokio::test(flavor = "multi_thread")]
 async fn files_of_the_server_can_not_be_reached() {
     let attack = Attack::start(json!({})).await;
-    let (secret, socket) = (attack.dir.path().join("secret"), attack.dir.path().join("socket"));
+    let secret = attack.dir.path().join("secret");
+    let socket = attack.dir.path().join("socket");
     std::fs::write(&secret, "hush").unwrap();
     std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
     let _listener = UnixListener::bind(&socket).unwrap();

@@ -122,7 +122,7 @@ async fn erasing_a_user_commits_the_workspaces_and_ends_the_tools() {
     let run = async |code: &str| {
         let mut call = crate::tools::call("s", "python", json!({"code": code}));
         call.session.tenant = tenure::Tenant::default();
-        home.app.tools.call(&home.app.config.assistants[0], &call).await.unwrap().content
+        home.app.tools.call(&crate::tools::context(&home.app.config.assistants[0]), &call).await.unwrap().content
     };
     run("x = 1").await;
     assert_eq!(run("x").await, "1");
@@ -184,7 +184,7 @@ async fn without_a_commit_nothing_is_changed() {
     send(&home, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "w"}})).await;
     append_user_message(&home, "one").await;
     append_user_message(&home, "two").await;
-    let seq = home.session("s").await.seq;
+    let seq = home.session("s").await.head().seq;
     let rewind = |more: Value| {
         let mut body = json!({"label": "turn-1", "workspace": true});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -193,7 +193,7 @@ async fn without_a_commit_nothing_is_changed() {
     let (status, answer) = send(&home, "POST", "/sessions/s/rewind", rewind(json!({}))).await;
     assert_eq!((status, &answer["error"]["code"]), (409, &json!("workspace_not_kept")), "{answer}");
     assert_eq!(
-        (home.session("s").await.seq, fixture.path("w/.git").exists()),
+        (home.session("s").await.head().seq, fixture.path("w/.git").exists()),
         (seq, false),
         "neither session nor workspace"
     );
@@ -232,11 +232,11 @@ async fn a_rewind_that_can_not_save_current_files_is_refused() {
     append_user_message(&home, "one").await;
     ["b", "c"].iter().for_each(|name| fixture.write(&format!("w/{name}"), "2"));
     append_user_message(&home, "a checkpoint that can not be committed harms no turn").await;
-    let seq = home.session("s").await.seq;
+    let seq = home.session("s").await.head().seq;
     let (status, answer) =
         send(&home, "POST", "/sessions/s/rewind", json!({"label": "turn-1", "workspace": true})).await;
     assert_eq!((status, &answer["error"]["param"]), (413, &json!("max_files")), "{answer}");
-    assert_eq!((home.session("s").await.seq, fixture.read("w/b").as_deref()), (seq, Some("2")));
+    assert_eq!((home.session("s").await.head().seq, fixture.read("w/b").as_deref()), (seq, Some("2")));
 }
 
 /// During a run: each tool call has a checkpoint, with the files as they were then.
@@ -310,7 +310,7 @@ fn the_command_line_restores_files() {
     let imported = tenure(&["sessions", "rewind", "one", "turn-1", "--workspace"], "");
     let first = fixture.commits("w", "one").pop().unwrap().to_string();
     assert!(
-        imported.0 && imported.1.contains(&format!("its workspace is as in commit {}", &first[..12])),
+        imported.0 && imported.1.contains(&format!("its workspace is restored to commit {}", &first[..12])),
         "{imported:?}"
     );
     assert_eq!(fixture.read("w/a").as_deref(), Some("1"));

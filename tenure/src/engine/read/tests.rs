@@ -22,7 +22,7 @@ async fn append_in_other_process(tenure: &Tenure, id: &SessionId) {
 #[tokio::test]
 async fn a_head_check_serves_all_readers_that_arrived_before_it() {
     let tenure = Tenure::open("memory:").await.unwrap();
-    let id = tenure.create(&principal(), NewSession::default()).await.unwrap().info.session_id.clone();
+    let id = tenure.create(&principal(), NewSession::default()).await.unwrap().head().info.session_id.clone();
     let length = |state: &CacheState| Ok(state.head().map_or(0, |h| h.digest.messages));
     assert_eq!(tenure.engine.read(&principal(), &id, Depth::Head, length).await.unwrap(), 0);
 
@@ -51,7 +51,7 @@ async fn a_head_check_serves_all_readers_that_arrived_before_it() {
 #[tokio::test]
 async fn a_commit_serves_all_readers_that_arrived_before_it() {
     let tenure = Tenure::open("memory:").await.unwrap();
-    let id = tenure.create(&principal(), NewSession::default()).await.unwrap().info.session_id.clone();
+    let id = tenure.create(&principal(), NewSession::default()).await.unwrap().head().info.session_id.clone();
     let cache_entry = tenure.engine.cache_entry(&principal().key(&id));
     let mut cached = cache_entry.cached.lock().await;
     tenure.engine.refresh(&principal().key(&id), &mut cached).await.unwrap();

@@ -3,7 +3,7 @@
 
 use super::retry::Backoff;
 use super::{Execution, limit};
-use crate::executors::tools::ToolInvocation;
+use crate::executors::tools::{ToolContext, ToolInvocation};
 use crate::memory::tool;
 use crate::rules::next::{CallAction, NextStep, PendingCall, call_with_model_arguments};
 use crate::run::executors::{RunEvent, ToolProgress, TurnError};
@@ -29,7 +29,12 @@ impl<'a> Execution<'a> {
                 continue;
             }
             let arguments = Value::Object(arguments);
-            let hit = match self.tenure.cache_get(&self.principal, &self.session_id, &call.name, &arguments).await {
+            let hit = match self
+                .context
+                .tenure
+                .cache_get(&self.context.principal, &self.context.session_id, &call.name, &arguments)
+                .await
+            {
                 // The answer is not persisted yet and must not be lost to an unavailable cache:
                 // treat this as a miss and call the tool.
                 Err(Error::Unavailable { .. }) => None,
@@ -131,34 +136,33 @@ impl<'a> Execution<'a> {
     /// Returns a future that executes one call. It borrows nothing from the run, so events can be
     /// sent while it is polled.
     fn tool_call_future(&self, job: &PendingCall) -> impl Future<Output = Result<CallResult, TurnError>> + use<'a> {
-        let executors = self.executors;
-        let assistant = self.assistant.clone();
+        let tools = self.executors.tools;
+        let assistant = self.context.assistant.clone();
         let tool = self.tools.iter().find(|t| t.name == job.call.name).cloned().unwrap_or_default();
         let hit = self.hits.get(&job.call.id).cloned();
         let lease_state = self.lease_state.clone();
         let timeout = self.policy.tool_timeout;
         let max = self.policy.max_result_bytes;
-        let tenure = self.tenure.clone();
-        let principal = self.principal.clone();
-        let id = self.session_id.clone();
-        let session = self.principal.key(&self.session_id);
-        let run = self.run.clone();
-        let PendingCall { call, action: doing } = job.clone();
+        let tenure = self.context.tenure.clone();
+        let principal = self.context.principal.clone();
+        let id = self.context.session_id.clone();
+        let session = self.context.principal.key(&self.context.session_id);
+        let run = self.context.run.clone();
+        let PendingCall { call, action } = job.clone();
         async move {
-            let arguments = match doing {
+            let arguments = match action {
                 CallAction::Respond(content) => return Ok(CallResult::Content(content)),
                 CallAction::Call(arguments) => arguments,
             };
             if let Some(content) = hit {
                 return Ok(CallResult::Content(content));
             }
-            let Some(assistant) = assistant else { return Ok(CallResult::Lost) };
-            let is_memory_tool = call.name == tool::NAME && tenure.memory_tool(&principal, &assistant).is_some();
-            let tools = match executors.tools {
-                Some(tools) => Some(tools),
-                None if is_memory_tool => None,
-                None => return Ok(CallResult::Lost),
-            };
+            let assistant = assistant.as_deref();
+            let is_memory_tool = call.name == tool::NAME
+                && assistant.is_some_and(|assistant| tenure.memory_tool(&principal, assistant).is_some());
+            if tools.is_none() && !is_memory_tool {
+                return Ok(CallResult::Lost);
+            }
             // The lease may have expired while this node was suspended, and another node may be
             // executing this call. Renew it first.
             if tenure.now().as_microsecond() >= lease_state.until.load(Ordering::Relaxed) {
@@ -175,7 +179,9 @@ impl<'a> Execution<'a> {
             let call = ToolInvocation { session, run, id: call.id, tool: call.name, arguments };
             let execute = async {
                 match tools {
-                    Some(tools) if !is_memory_tool => Ok(tools.call(&assistant, &call).await),
+                    Some(tools) if !is_memory_tool => {
+                        Ok(tools.call(&ToolContext::new(&call.session, assistant), &call).await)
+                    }
                     _ => match tenure.call_memory(&principal, &id, &call).await {
                         Err(e @ Error::Unavailable { .. }) => Ok(Err(ToolError::NotCalled(e.to_string()))),
                         result => result.map(Ok),

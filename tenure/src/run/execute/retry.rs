@@ -4,8 +4,8 @@
 //! The results stay in memory until they are committed. If another node takes over the run in the
 //! meantime, the log shows it, and they are dropped.
 
-use crate::engine::cache::CacheState;
-use crate::engine::pending_commit::{Depth, PendingCommit};
+use crate::engine::pending_commit::PendingCommit;
+use crate::rules::partial::PartialSession;
 use crate::store::query::RecordRange;
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, Record};
@@ -53,30 +53,29 @@ struct UnknownOutcome<R> {
 }
 
 impl Tenure {
-    /// Commits like [`Tenure::write`], but retries while the store is unavailable. Before each
+    /// Commits like [`Tenure::write_partial`], but retries while the store is unavailable. Before each
     /// retry it checks whether the previous commit was persisted after all, so nothing is written
     /// twice.
-    pub(super) async fn write_with_retries<R: Clone>(
+    pub(super) async fn write_partial_with_retries<R: Clone>(
         &self,
         principal: &Principal,
         id: &SessionId,
-        depth: Depth,
-        mut step: impl FnMut(&CacheState, Timestamp) -> Result<PendingCommit<R>>,
+        mut step: impl FnMut(PartialSession<'_>, Timestamp) -> Result<PendingCommit<R>>,
     ) -> Result<R> {
         let mut backoff = Backoff::new();
         loop {
             let mut unknown = None;
-            let written = self.write(principal, id, depth, |state, now| {
-                let pending = step(state, now)?;
-                let base = state.head().map_or(0, |head| head.seq);
+            let written = self.write_partial(principal, id, |session, now| {
+                let pending = step(session, now)?;
+                let base = session.head.seq;
                 let entries = pending.entries.clone();
                 let reply = pending.reply.clone();
                 unknown = Some(UnknownOutcome { base, at: now, entries, reply });
                 Ok(pending)
             });
             match written.await {
-                Err(Error::Unavailable { reason: why }) => {
-                    tracing::warn!(session_id = %id, error = why, "store unavailable; retrying the commit of a run's results");
+                Err(Error::Unavailable { reason }) => {
+                    tracing::warn!(session_id = %id, error = reason, "store unavailable; retrying the commit of a run's results");
                 }
                 written => return written,
             }

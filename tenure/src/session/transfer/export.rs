@@ -109,7 +109,7 @@ pub(crate) fn difference(head: &Head, export: &Export) -> SessionPatch {
 impl From<Session> for Export {
     fn from(session: Session) -> Export {
         let head = session.head().clone();
-        let info = session.info.clone();
+        let info = session.head().info.clone();
         let checkpoints = session.checkpoints.iter().map(|c| ExportedCheckpoint {
             label: c.label.clone(),
             position: c.position,

@@ -273,7 +273,7 @@ impl LogRebuild<'_> {
             let count = session.messages.len();
             self.digests.truncate(count / DIGEST_INTERVAL + 1);
             if count.is_multiple_of(DIGEST_INTERVAL) && count / DIGEST_INTERVAL == self.digests.len() {
-                self.digests.push(session.digest.clone());
+                self.digests.push(session.head().digest.clone());
             }
         }
         self.records.push(record);
@@ -360,7 +360,7 @@ impl LogRebuild<'_> {
             return Err(Error::invalid("messages", reason));
         }
         match export.metadata.get(DECISIONS) {
-            Some(given) if Some(given) != session.info.metadata.get(DECISIONS) => {
+            Some(given) if Some(given) != session.head().info.metadata.get(DECISIONS) => {
                 let reason = "the decisions differ from those in `log`";
                 Err(Error::invalid(format!("metadata.{DECISIONS}"), reason))
             }

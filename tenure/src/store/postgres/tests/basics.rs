@@ -79,7 +79,7 @@ async fn sixteen_writers_on_one_session_lose_nothing() {
     let mut texts: Vec<String> = session.messages.iter().step_by(2).map(|m| m.message.text()).collect();
     texts.sort();
     texts.dedup();
-    assert_eq!((texts.len(), session.messages.len(), session.seq), (128, 256, 257));
+    assert_eq!((texts.len(), session.messages.len(), session.head().seq), (128, 256, 257));
     let store = std::sync::Arc::into_inner(store).unwrap();
     Db { store, ..db }.drop_schema().await;
 }

@@ -43,18 +43,18 @@ async fn assert_views(db: &Db, session: &str) {
 /// Returns a random entry: a message, a checkpoint or a rewind.
 fn random_entry(dice: &mut Dice, session: &Session) -> Entry {
     match dice.roll(8) {
-        0 if session.seq > 2 => {
+        0 if session.head().seq > 2 => {
             let position = session.locate(&Point::Position(dice.roll(session.messages.len() + 1))).unwrap();
             Entry::Rewound(RewindEntry { to: position.seq, digest: position.digest })
         }
         0 | 1 => {
             let mut state = Map::new();
             if dice.roll(2) == 0 {
-                state.insert("a\0,\"state\":{".to_owned(), json!({"body": "\0", "n": session.seq}));
+                state.insert("a\0,\"state\":{".to_owned(), json!({"body": "\0", "n": session.head().seq}));
             }
             let label = CheckpointLabel::new(format!("c{} ,\"state\":{{ \\ é", dice.roll(3))).unwrap();
             let run = (dice.roll(2) == 0).then(|| RunId::new("r-1").unwrap());
-            let step = (dice.roll(2) == 0).then_some(session.seq);
+            let step = (dice.roll(2) == 0).then_some(session.head().seq);
             Entry::Checkpoint(CheckpointEntry { label, auto: dice.roll(2) == 0, run, step, state })
         }
         2 => {
@@ -64,7 +64,7 @@ fn random_entry(dice: &mut Dice, session: &Session) -> Entry {
             );
             Entry::decode(&text).unwrap()
         }
-        n => user_message(&format!("{} {n} \0 \"body\":", session.seq)),
+        n => user_message(&format!("{} {n} \0 \"body\":", session.head().seq)),
     }
 }
 
@@ -99,7 +99,7 @@ async fn views_agree_with_the_fold_over_forks_rewinds_and_purges() {
                         let after = load(store, &key(name)).await;
                         assert_eq!((&after.messages, &after.checkpoints), (&before.messages, &before.checkpoints));
                         let head = store.head(&key(name)).await.unwrap().unwrap();
-                        assert_eq!((head.seq, &head.digest), (before.seq, &before.digest));
+                        assert_eq!((head.seq, &head.digest), (before.head().seq, &before.head().digest));
                     }
                 }
                 _ => {
