@@ -14,7 +14,7 @@ use crate::transcripts::TranscriptWriter;
 use crate::webhooks::{self, Webhook};
 use crate::workspace::Workspaces;
 use std::sync::Arc;
-use tenure::{Tenure, Tools};
+use tenure::Tenure;
 
 /// The shared application state, as handlers extract it.
 pub type AppState = Arc<App>;
@@ -93,14 +93,7 @@ impl App {
             workspaces.clone().install(&tenure);
         }
         webhooks::install(&tenure, &config.on_expire)?;
-        let interpreters = tools.clone();
-        tenure.on_archive(move |old, _| {
-            let tools = interpreters.clone();
-            async move {
-                tools.end(&old.key()).await;
-                Ok(())
-            }
-        });
+        tenure.register_tools(tools.clone());
         let tasks = Arc::default();
         let rate_limits = Arc::default();
         let run_hooks = webhooks::run_hooks(&config.runs)?;

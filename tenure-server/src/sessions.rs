@@ -6,8 +6,8 @@ use crate::workspace::{RestorePlan, RestoredWorkspace, WorkspaceError};
 use serde_json::{Map, Value};
 use tenure::store::SessionCursor;
 use tenure::{
-    ErasureReceipt, Error, Head, OwnerFilter, Point, Principal, Rewind, RewindResult, Seq, SessionId, SessionKey,
-    SessionQuery, Status, Tools, User,
+    ErasureReceipt, Error, Head, OwnerFilter, Point, Principal, Rewind, RewindResult, Seq, SessionId, SessionQuery,
+    Status, User,
 };
 
 /// Page size when the sessions of a user are listed.
@@ -45,7 +45,7 @@ pub struct RewindRequest {
     pub workspace: bool,
 }
 
-/// Deletes a session and its transcript, then commits its workspace and ends its tools. Returns whether the
+/// Deletes a session and its transcript, then commits its workspace. Returns whether the
 /// session existed; if not, nothing else is done.
 pub async fn delete(
     app: &App,
@@ -69,7 +69,6 @@ pub async fn delete(
         if let Some(head) = head {
             commit_workspace(app, &head).await;
         }
-        app.tools.end(&SessionKey { tenant: principal.tenant.clone(), session: id.clone() }).await;
     }
     Ok(deleted)
 }
@@ -85,7 +84,6 @@ pub async fn erase_user(app: &App, principal: &Principal, user: &User) -> tenure
         if head.status.is_live() {
             commit_workspace(app, head).await;
         }
-        app.tools.end(&head.key()).await;
     }
     Ok(receipt)
 }

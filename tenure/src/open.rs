@@ -4,7 +4,7 @@ use crate::engine::options::Options;
 use crate::memory::retract::RetractMemories;
 use crate::store;
 use crate::store::contract::{OpenRepair, Store};
-use crate::tenure::Tenure;
+use crate::tenure::{EndTools, Tenure};
 use crate::types::error::Result;
 use std::sync::Arc;
 
@@ -34,6 +34,6 @@ impl Tenure {
     }
 
     fn wire(store: Arc<dyn Store>, options: Options, repairs: Vec<OpenRepair>) -> Self {
-        Self::build(store, options, repairs, vec![Arc::new(RetractMemories)])
+        Self::build(store, options, repairs, vec![Arc::new(RetractMemories), Arc::new(EndTools)])
     }
 }

@@ -9,13 +9,14 @@ use crate::engine::quota::Usage;
 use crate::engine::turn_lock::TurnLocks;
 use crate::engine::vector_index::MemoryState;
 use crate::engine::write::Committed;
+use crate::executors::tools::Tools;
 use crate::rules::partial::PartialSession;
 use crate::rules::redaction::Redaction;
 use crate::rules::session::Session;
 use crate::store::contract::{OpenRepair, Store};
 use crate::types::error::Result;
 use crate::types::head::Head;
-use crate::types::id::{Principal, Seq, SessionId, Tenant};
+use crate::types::id::{Principal, Seq, SessionId, SessionKey, Tenant};
 use crate::types::policy::{Limits, Policy};
 use crate::types::quota::QuotaScope;
 use async_trait::async_trait;
@@ -37,7 +38,6 @@ pub struct Tenure {
 }
 
 /// State that all clones of a [`Tenure`] share besides the engine.
-#[derive(Debug)]
 pub(crate) struct SharedState {
     /// Callbacks before a session expires or is evicted.
     pub hooks: RwLock<Vec<SessionEndHook>>,
@@ -45,6 +45,8 @@ pub(crate) struct SharedState {
     pub archive_hooks: RwLock<Vec<ArchiveHook>>,
     /// Observers of commits that discard messages or set checkpoints.
     pub observers: RwLock<Vec<Arc<dyn SessionObserver>>>,
+    /// Tools that are notified when a session ends.
+    pub tools: RwLock<Vec<Arc<dyn Tools>>>,
     /// The number of longest idle sessions that recent sweeps could not evict.
     pub unevictable: AtomicUsize,
     /// Turn locks: at most one turn at a time in each session.
@@ -59,12 +61,31 @@ pub(crate) struct SharedState {
     pub memories: MemoryState,
 }
 
+impl Debug for SharedState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SharedState").field("repairs", &self.repairs).finish_non_exhaustive()
+    }
+}
+
+/// Observer that ends the tools of a session that was deleted or has expired.
+#[derive(Debug)]
+pub(crate) struct EndTools;
+
+#[async_trait]
+impl SessionObserver for EndTools {
+    async fn committed(&self, tenure: &Tenure, event: &Committed) {
+        if event.ended {
+            tenure.end_tools(&event.head.key()).await;
+        }
+    }
+}
+
 /// An observer of commits that concern other parts than the one that committed. It is called after
 /// the commit is durable and the session's lock is released; the operation that committed waits for
 /// it.
 #[async_trait]
 pub(crate) trait SessionObserver: Debug + Send + Sync {
-    /// Called after a commit that discarded messages or set a checkpoint.
+    /// Called after a commit that discarded messages, set a checkpoint or ended the session.
     async fn committed(&self, tenure: &Tenure, event: &Committed);
 }
 
@@ -82,6 +103,7 @@ impl Tenure {
             hooks: RwLock::default(),
             archive_hooks: RwLock::default(),
             observers,
+            tools: RwLock::default(),
             unevictable: AtomicUsize::default(),
             turn_locks: TurnLocks::default(),
             key_locks: TurnLocks::default(),
@@ -173,7 +195,7 @@ impl Tenure {
     /// Subscribes to the keys of all sessions that this process creates or writes to from now on.
     /// Each key is sent after its commit. A slow receiver loses keys and gets an error that says
     /// so.
-    pub fn subscribe(&self) -> tokio::sync::broadcast::Receiver<crate::types::id::SessionKey> {
+    pub fn subscribe(&self) -> tokio::sync::broadcast::Receiver<SessionKey> {
         self.engine.subscribe()
     }
 
@@ -214,6 +236,20 @@ impl Tenure {
             self.notify_observers(&event).await;
         }
         Ok(reply)
+    }
+
+    /// Registers tools that are notified ([`Tools::end`]) when a session was deleted, has expired, or
+    /// was purged or erased through this handle or its clones.
+    pub fn register_tools(&self, tools: Arc<dyn Tools>) {
+        self.shared.tools.write().unwrap_or_else(|e| e.into_inner()).push(tools);
+    }
+
+    /// Notifies the registered tools that a session has ended.
+    pub(crate) async fn end_tools(&self, session: &SessionKey) {
+        let tools = self.shared.tools.read().unwrap_or_else(|e| e.into_inner()).clone();
+        for tools in tools {
+            tools.end(session).await;
+        }
     }
 
     /// Calls the observers of a commit, one after the other.

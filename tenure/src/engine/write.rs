@@ -245,16 +245,20 @@ pub(crate) struct Committed {
     pub rewound: bool,
     /// The last checkpoint that was set, with the sequence number of its record.
     pub checkpoint: Option<(CheckpointLabel, Seq)>,
+    /// Whether the session was deleted or has expired.
+    pub ended: bool,
 }
 
 impl Committed {
-    /// The event of a commit. `None` means that it neither discarded messages nor set a checkpoint.
+    /// The event of a commit. `None` means that it neither discarded messages nor set a checkpoint
+    /// nor ended the session.
     pub fn of(head: &Head, records: &[Record]) -> Option<Self> {
         let rewound = records.iter().any(|r| matches!(r.entry, Entry::Rewound(_)));
         let checkpoint = records.iter().rev().find_map(|record| match &record.entry {
             Entry::Checkpoint(set) => Some((set.label.clone(), record.seq)),
             _ => None,
         });
-        (rewound || checkpoint.is_some()).then(|| Self { head: head.clone(), rewound, checkpoint })
+        let ended = records.iter().any(|r| matches!(r.entry, Entry::Status { to, .. } if !to.is_live()));
+        (rewound || checkpoint.is_some() || ended).then(|| Self { head: head.clone(), rewound, checkpoint, ended })
     }
 }

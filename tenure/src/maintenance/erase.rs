@@ -37,6 +37,7 @@ impl Tenure {
             for head in page {
                 self.retract(&head.key(), None).await?;
                 self.engine.purge_key(&head.key()).await?;
+                self.end_tools(&head.key()).await;
                 sessions += 1;
             }
         }

@@ -168,7 +168,10 @@ impl Tenure {
                 let purged = self.store().purge_at(&key, head.info.created_at, head.seq).await;
                 self.engine.evict(&key);
                 match purged {
-                    Ok(()) => Ok(Some(SweepOutcome::Purged)),
+                    Ok(()) => {
+                        self.end_tools(&key).await;
+                        Ok(Some(SweepOutcome::Purged))
+                    }
                     // The session was restored meanwhile.
                     Err(Error::Conflict { .. }) => Ok(None),
                     Err(e) => Err(e),

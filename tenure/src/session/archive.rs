@@ -76,7 +76,11 @@ impl Tenure {
             // The session was written to concurrently: it continues, and its archive is a fork like
             // any other.
             Err(Error::Conflict { .. }) => Ok(()),
-            result => result,
+            Err(e) => Err(e),
+            Ok(()) => {
+                self.end_tools(&key).await;
+                Ok(())
+            }
         }
     }
 

@@ -292,6 +292,7 @@ impl Tenure {
                 check_if_match(&head, if_match)?;
                 self.retract(&head.key(), None).await?;
                 self.engine.purge_key(&head.key()).await?;
+                self.end_tools(&head.key()).await;
                 Ok(true)
             }
             Err(Error::NotFound { .. }) => Ok(false),

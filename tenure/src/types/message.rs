@@ -192,6 +192,24 @@ impl Message {
         Self::plain("assistant", content)
     }
 
+    /// Creates an assistant message that requests tool calls: id, name of the tool, and arguments.
+    ///
+    /// ```
+    /// use serde_json::json;
+    /// use tenure::Message;
+    ///
+    /// let message = Message::assistant_tool_calls([("call_1", "weather", json!({"city": "Bern"}))]);
+    /// assert_eq!(message.tool_calls()[0].name, "weather");
+    /// ```
+    pub fn assistant_tool_calls<'a>(calls: impl IntoIterator<Item = (&'a str, &'a str, serde_json::Value)>) -> Self {
+        let call = |(id, name, arguments): (&str, &str, serde_json::Value)| {
+            let function = serde_json::json!({"name": name, "arguments": arguments.to_string()});
+            serde_json::json!({"id": id, "type": "function", "function": function})
+        };
+        let calls = serde_json::Value::Array(calls.into_iter().map(call).collect());
+        Self::trusted(format!(r#"{{"role":"assistant","content":null,"tool_calls":{calls}}}"#), Vec::new())
+    }
+
     /// Creates a system message of plain text.
     pub fn system(content: &str) -> Self {
         Self::plain("system", content)

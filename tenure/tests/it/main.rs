@@ -31,6 +31,7 @@ mod reviews;
 mod rules;
 mod runs;
 mod search;
+mod session_end;
 mod stores;
 mod takeover;
 mod traces;
