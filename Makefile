@@ -20,6 +20,8 @@ check: lint ## formatting, lints, docs, licences
 lint: ## formatting and lints
 	cargo fmt --all --check
 	cargo clippy $(all) --all-targets -- -D warnings
+	cargo check -p tenure --no-default-features
+	cargo check -p tenure --all-targets
 
 # Without the lints: `make check` has them, and CI runs both.
 test: ## formatting, then every test, with a PostgreSQL, a model, and Python and Node environments of its own

@@ -5,8 +5,11 @@ use axum::body::Body;
 use axum::http::Request;
 use std::sync::OnceLock;
 use tenure::{
-    Entry, HistoryMode, IncomingRequest, Message, Record, Session, SessionId, SessionKey, Tenant, Window, history,
-    is_valid, reconcile as plan,
+    Message, Session, SessionId, Tenant, Window, history,
+    log::{Entry, Record},
+    policy::HistoryMode,
+    rules::{IncomingRequest, is_valid, reconcile as plan},
+    session::SessionKey,
 };
 use tenure_server::config::Config;
 use tenure_server::{app::App, router::in_process};
@@ -87,7 +90,7 @@ pub fn jsonl(data: &[u8]) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("t.jsonl");
     std::fs::write(&file, data).unwrap();
-    tenure::read_transcript(&file).ok();
+    tenure::session::read_transcript(&file).ok();
     let store = dir.path().join("store");
     std::fs::create_dir_all(store.join("default")).unwrap();
     std::fs::write(store.join("default/f.jsonl"), data).unwrap();

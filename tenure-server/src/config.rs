@@ -37,7 +37,7 @@ pub use webhooks::{OnExpire, WebhookConfig};
 
 use serde::{Deserialize, Serialize};
 use tenure::store::redacted;
-use tenure::{Assistant, Options, Policy, Redaction};
+use tenure::{Assistant, Options, Policy, policy::Redaction};
 
 /// The configuration file that is read, if it exists, when no other is named.
 pub const DEFAULT_FILE: &str = "tenure.yaml";

@@ -3,7 +3,7 @@
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
-use tenure::{Error, ModelError, TurnError};
+use tenure::{Error, ModelError, run::TurnError};
 use utoipa::ToSchema;
 
 /// Maximum length in bytes of an error's message (`MAX_MESSAGE`) and of its `param` (`MAX_PARAM`). Both may echo
@@ -138,8 +138,8 @@ impl ApiError {
     }
 }
 
-impl From<tenure::InvalidName> for ApiError {
-    fn from(invalid: tenure::InvalidName) -> Self {
+impl From<tenure::session::InvalidName> for ApiError {
+    fn from(invalid: tenure::session::InvalidName) -> Self {
         tenure::Error::from(invalid).into()
     }
 }

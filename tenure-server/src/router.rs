@@ -194,7 +194,7 @@ fn admit(app: &AppState, request: &Request) -> Result<RequestOrigin, ApiError> {
             )
         }
         _ => {
-            let host = tenure::excerpt(&host);
+            let host = tenure::rules::excerpt(&host);
             format!(
                 "the host {host} is not a loopback name, which requires an API key; create one with `tenure keys add`"
             )

@@ -6,8 +6,9 @@ use crate::workspace::{RestorePlan, RestoredWorkspace, WorkspaceError};
 use serde_json::{Map, Value};
 use tenure::store::SessionCursor;
 use tenure::{
-    ErasureReceipt, Error, Head, OwnerFilter, Point, Principal, Rewind, RewindResult, Seq, SessionId, SessionQuery,
-    Status, User,
+    Error, Head, Point, Principal, Rewind, Seq, SessionId, User,
+    maintenance::ErasureReceipt,
+    session::{OwnerFilter, RewindResult, SessionQuery, Status},
 };
 
 /// Page size when the sessions of a user are listed.

@@ -20,8 +20,9 @@ use std::time::{Duration, SystemTime};
 use tenure::private_files;
 use tenure::store::{SessionCursor, Store};
 use tenure::{
-    AccessScope, Error, Head, JsonlTranscript, Message, OwnerFilter, Principal, Redaction, Seq, Session, SessionId,
-    SessionKey, SessionQuery, Status, Tenant, Tenure, User,
+    Error, Head, Message, Principal, Seq, Session, SessionId, Tenant, Tenure, User,
+    policy::Redaction,
+    session::{AccessScope, JsonlTranscript, OwnerFilter, SessionKey, SessionQuery, Status},
 };
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};

@@ -8,7 +8,7 @@ use reqwest::header::CONTENT_TYPE;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
-use tenure::{EndReason, Export, Session, Tenant, Tenure, User};
+use tenure::{Session, Tenant, Tenure, User, maintenance::EndReason, session::Export};
 
 /// Registers a webhook callback for each entry of `on_expire.webhooks`. All of them must succeed before a session
 /// expires or is evicted; a failed one is retried.

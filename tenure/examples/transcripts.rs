@@ -1,6 +1,9 @@
 //! Transcripts: one message per line, bad lines reported, never skipped: `cargo run --example transcripts`.
 
-use tenure::{JsonlTranscript, Message, iter_transcripts, read_transcript};
+use tenure::{
+    Message,
+    session::{JsonlTranscript, iter_transcripts, read_transcript},
+};
 
 fn main() -> tenure::Result<()> {
     let dir = tempfile::tempdir().expect("a temporary directory");

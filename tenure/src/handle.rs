@@ -111,7 +111,7 @@ impl UserHandle {
     /// let ada = tenure.user("acme", "ada")?;
     /// ada.remember("Ada is allergic to peanuts.").await?;
     /// let found = ada.recall("which food is she allergic to?", 3).await?;
-    /// assert_eq!(found.hits[0].memory.text, "Ada is allergic to peanuts.");
+    /// assert_eq!(found.memories[0].memory.text, "Ada is allergic to peanuts.");
     /// # Ok(())
     /// # }
     /// ```

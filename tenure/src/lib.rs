@@ -7,35 +7,36 @@
 //! > **A session is a log of entries. Everything else is computed from it.**
 //!
 //! ```
-//! use tenure::{Message, NewSession, Point, Principal, Tenure, Window, history};
+//! use tenure::{Message, Point, Tenure};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> tenure::Result<()> {
 //! let tenure = Tenure::open("memory:").await?; // or jsonl:DIR, sqlite:FILE, postgres://…
-//! let ada = Principal::new("acme", "ada")?;
-//! let session = tenure.create(&ada, NewSession::default()).await?;
-//! let id = session.info.session_id.clone();
+//! let session = tenure.user("acme", "ada")?.create_session().await?;
 //!
-//! tenure.append(&ada, &id, vec![Message::user("hello"), Message::assistant("Hello, Ada.")]).await?;
-//! let branch = tenure.fork(&ada, &id, Point::Turn(1), None).await?; // nothing is copied
-//! tenure.append(&ada, &id, vec![Message::user("and again")]).await?;
-//! tenure.rewind(&ada, &id, "turn-1").await?; // discarded messages stay in the log
+//! session.append([Message::user("hello"), Message::assistant("Hello, Ada.")]).await?;
+//! let branch = session.fork(Point::Turn(1)).await?; // nothing is copied
+//! session.append([Message::user("and again")]).await?;
+//! session.rewind("turn-1").await?; // discarded messages stay in the log
 //!
-//! let session = tenure.load(&ada, &id).await?;
-//! assert_eq!(history(&session, &Window::default()).len(), 2); // what a model is sent
-//! # assert_eq!(tenure.load(&ada, &branch.info.session_id).await?.messages.len(), 2);
+//! assert_eq!(session.history().await?.len(), 2); // what a model is sent
+//! # assert_eq!(branch.load().await?.messages.len(), 2);
 //! # Ok(())
 //! # }
 //! ```
 //!
 //! Where to look:
 //!
-//! * **types**: [`Message`], [`Entry`] and [`Record`], [`Head`], [`Principal`], [`Policy`], [`Error`];
-//! * **rules**, pure functions: [`Session::fold`] computes a session from its log, [`reconcile()`] merges a client's request with it,
-//!   [`history()`] is what a model is sent;
-//! * **the store contract**: [`store::Store`], with four implementations and one test suite (feature `conformance`);
-//! * **operations**: the methods of [`Tenure`]. Each loads, asks a rule, and commits;
-//! * **[`import`]**: sessions of other programs, as an [`Export`].
+//! * the handles [`UserHandle`] and [`SessionHandle`]: first contact, as above;
+//! * [`session`]: creating, appending, checkpoints, forks, search, export;
+//! * [`run`]: executing turns with your own [`Model`] and [`Tools`], resuming them after a crash;
+//! * [`review`]: human decisions about tool calls; [`memory`]: long-term memory and recall;
+//! * [`policy`]: limits, time to live, assistants; [`maintenance`]: expiry, erasure, repair;
+//! * [`store`]: the four stores, and how to write another one; [`import`]: sessions of other programs;
+//! * [`log`] and [`rules`]: the entries of a log and the pure functions over them.
+//!
+//! Handles fix the principal and the session of a call. The methods of [`Tenure`] are the same operations with
+//! both as parameters, for servers that act on behalf of many users.
 
 mod clock;
 #[cfg(feature = "conformance")]
@@ -44,102 +45,99 @@ mod engine;
 mod executors;
 mod handle;
 pub mod import;
-mod maintenance;
-mod memory;
+pub mod maintenance;
+pub mod memory;
 mod open;
 pub mod private_files;
-mod review;
-mod rules;
-mod run;
-mod session;
+pub mod review;
+pub mod rules;
+pub mod run;
+pub mod session;
 pub mod store;
 mod tenure;
 mod types;
 
-pub use clock::{Clock, ClockOrigin, ManualClock};
-pub use engine::hooks::EndReason;
-pub use engine::list::SessionPage;
+pub use clock::Clock;
 pub use engine::options::Options;
-pub use engine::quota::Usage;
-pub use engine::turn_lock::OnBusy;
 pub use executors::embedder::Embedder;
-pub use executors::model::{EagerModelCall, Model, ModelStream, Prompt};
-pub use executors::tools::ToolContext;
-pub use executors::tools::{ToolInvocation, Tools};
+pub use executors::model::Model;
+pub use executors::tools::Tools;
 pub use handle::{SessionHandle, UserHandle};
-pub use maintenance::doctor::RepairReport;
-pub use maintenance::erase::ErasureReceipt;
-pub use maintenance::sweep::{MAX_CLOCK_JUMP, SweepReport};
-pub use memory::dream::{Dream, DreamRules, PromotedMemory};
-pub use memory::memories::{MemoryTarget, NewMemory};
-pub use memory::recall::{InjectedMemory, RecallHit, RecallResult};
-pub use review::audit::{AuditExport, AuditRange, AuditTrail};
-pub use review::decide::{ReviewFilter, ReviewInput, ReviewPage};
-pub use rules::answer::ModelAnswer;
-pub use rules::checkpoint::make_checkpoints;
-pub use rules::decision_chain::AuditedDecision;
-pub use rules::next::{CallAction, NextStep, PendingCall, ReviewRequest, RunRules, next};
-pub use rules::overlay::Overlay;
-pub use rules::prompt::{MEDIA_TOKENS, NO_RESULT, active_instructions, history, is_valid, tokens};
-pub use rules::reconcile::plan::{IncomingRequest, NewMessage, ReconcilePlan, ReplyTo};
-pub use rules::reconcile::reconcile;
-pub use rules::redaction::{MAX_PATTERN_BYTES, MAX_REDACTION_RULES, Redaction, RedactionRule};
-pub use rules::session::{
-    Checkpoint, Point, ResolvedPoint, Review, Run, Session, StoredMessage, Summary, ToolCallStart,
-};
+pub use rules::prompt::history;
+pub use rules::session::{Checkpoint, Point, Session};
 pub use rules::summary;
-pub use run::begin::TurnStart;
-pub use run::compact::CompactionResult;
-pub use run::executors::{Executors, RunEvent, StoredAnswer, ToolProgress, TurnError, TurnOutcome};
-pub use run::open_run::OpenRun;
-pub use run::reconcile_report::ReconcileReport;
-pub use run::request::{OnExpired, RunRequest, TurnRequest};
-pub use run::resume::RunEvents;
-pub use run::tool_cache::{CachedToolResult, cache_key};
-pub use session::append::{Append, AppendResult, AutoCheckpoint};
-pub use session::checkpoint::{DiscardedMessages, Fork, NewCheckpoint, Rewind, RewindResult};
-pub use session::edit::{fork_session, list_checkpoints, resume_session};
-pub use session::lifecycle::{NewSession, SessionUpdate};
-pub use session::search::{MessageHit, SearchCursor, SearchHit, SearchPage, SearchRequest};
-pub use session::transcript::{JsonlTranscript, TranscriptProblem, iter_transcripts, read_transcript};
-pub use session::transfer::export::{EXPORT_FORMAT, Export, ExportedCheckpoint};
-pub use store::finding::{Finding, Orphan, Remedy};
-pub use store::query::{OwnerFilter, SessionQuery};
+pub use run::executors::{Executors, RunEvent, TurnOutcome};
+pub use run::request::RunRequest;
+pub use session::append::Append;
+pub use session::checkpoint::{Fork, Rewind};
+pub use session::lifecycle::NewSession;
 pub use tenure::Tenure;
-pub use types::assistant::{Assistant, CacheConfig, MemoryConfig, RunConfig, SessionConfig, WindowConfig};
-pub use types::blob::{Blob, BlobId, BlobRef};
-pub use types::byte_size::ByteSize;
-pub use types::decision_chain::DecisionChain;
-pub use types::decision_chain::DecisionHash;
-pub use types::digest::{LogDigest, MAX_DIGEST_CALLS, VisibleHash};
-pub use types::entry::{
-    CheckpointEntry, Decision, Entry, LeaseClaim, MessageEntry, Origin, Parent, Patch, Record, ReviewDecided,
-    ReviewOpened, ReviewTimeout, RewindEntry, RunOutcome, SessionCreated, SessionPatch,
-};
+pub use types::assistant::Assistant;
+pub use types::entry::SessionPatch;
 pub use types::error::{Error, Result};
-pub use types::excerpt::excerpt;
-pub use types::head::{Head, InstructionSpan, Lease, LogEnd, OpenReview, PromptPrefix, ReviewIndexLabel, SessionInfo};
-pub use types::human_duration::HumanDuration;
-pub use types::id::{
-    AccessScope, CheckpointLabel, InvalidName, MAX_NAME_BYTES, Principal, ReviewId, RunId, Seq, SessionId, SessionKey,
-    Tenant, User,
-};
-pub use types::log_hash::LogHash;
-pub use types::media::MIN_BLOB_TEXT;
-pub use types::memory::{Memory, MemorySource};
-pub use types::message::{MAX_DEPTH, Message, Role, ToolCall};
-pub use types::model::{ModelChunk, ModelError};
-pub use types::policy::HistoryMode;
-pub use types::policy::{
-    CachePolicy, CheckpointPolicy, CompactionPolicy, Limits, MemoryPolicy, MemoryScope, OnDisconnect, Policy,
-    ReviewRule, RunPolicy, Window, matches_pattern,
-};
-pub use types::quota::{Quota, QuotaScope};
-pub use types::raw_object::RawObject;
-pub use types::resumable::Resumable;
-pub use types::status::Status;
+pub use types::head::Head;
+pub use types::id::{Principal, Seq, SessionId, Tenant, User};
+pub use types::message::{Message, Role};
+pub use types::model::ModelError;
+pub use types::policy::{Limits, Policy, Window};
 pub use types::tool::{Tool, ToolError, ToolOutput};
-pub use types::tool_source::{EnvName, HttpSource, McpSource, PythonSource, Secret, ToolSource};
+
+/// Policies: time to live, retention, prompt window, tool cache, checkpoints, review rules; and the configuration
+/// of assistants, which override them.
+///
+/// ```
+/// use std::time::Duration;
+/// use tenure::{Assistant, Options, Tenure, Window};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> tenure::Result<()> {
+/// let mut options = Options::default();
+/// options.policy.ttl = Some(Duration::from_hours(24));
+/// options.policy.window = Window { max_turns: Some(20), max_tokens: None };
+/// let tenure = Tenure::open_with("memory:", options).await?;
+/// tenure.declare(Assistant { name: "support".into(), instructions: Some("Be brief.".into()), ..Assistant::default() });
+/// # Ok(())
+/// # }
+/// ```
+pub mod policy {
+    pub use crate::rules::redaction::{MAX_PATTERN_BYTES, MAX_REDACTION_RULES, Redaction, RedactionRule};
+    pub use crate::types::assistant::{Assistant, CacheConfig, MemoryConfig, RunConfig, SessionConfig, WindowConfig};
+    pub use crate::types::byte_size::ByteSize;
+    pub use crate::types::human_duration::HumanDuration;
+    pub use crate::types::policy::{
+        CachePolicy, CheckpointPolicy, CompactionPolicy, HistoryMode, Limits, MemoryPolicy, MemoryScope, OnDisconnect,
+        Policy, ReviewRule, RunPolicy, Window, matches_pattern,
+    };
+    pub use crate::types::tool_source::{EnvName, HttpSource, McpSource, PythonSource, Secret, ToolSource};
+}
+
+/// The log of a session: its records and entries, and its head, the index row that is derived from them.
+///
+/// ```
+/// use tenure::log::{Entry, Record};
+/// use tenure::{Message, Tenure};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> tenure::Result<()> {
+/// let tenure = Tenure::open("memory:").await?;
+/// let session = tenure.user("acme", "ada")?.create_session().await?;
+/// session.append([Message::user("hi")]).await?;
+/// let log: Vec<Record> = session.export().await?.log.unwrap_or_default();
+/// assert!(matches!(log[0].entry, Entry::Created(_)));
+/// assert!(matches!(log[1].entry, Entry::Message(_)));
+/// # Ok(())
+/// # }
+/// ```
+pub mod log {
+    pub use crate::types::blob::{Blob, BlobId, BlobRef};
+    pub use crate::types::digest::{LogDigest, MAX_DIGEST_CALLS, VisibleHash};
+    pub use crate::types::entry::{
+        CheckpointEntry, Entry, LeaseClaim, MessageEntry, Origin, Parent, Record, RewindEntry, SessionCreated,
+    };
+    pub use crate::types::head::{Head, InstructionSpan, Lease, LogEnd, OpenReview, PromptPrefix};
+    pub use crate::types::log_hash::LogHash;
+    pub use crate::types::media::MIN_BLOB_TEXT;
+}
 
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]

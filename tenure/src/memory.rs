@@ -1,5 +1,22 @@
 //! Long-term memory of sessions, users and groups: storage, recall, embeddings, consolidation,
 //! retraction.
+//!
+//! ```
+//! use tenure::{Embedder, Options, Tenure};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> tenure::Result<()> {
+//! // Any function from texts to vectors. Without an embedder, recall ranks by words.
+//! let embedder = Embedder::new("length", |texts: Vec<String>| async move {
+//!     Ok(texts.iter().map(|text| vec![text.len() as f32, 1.0]).collect())
+//! });
+//! let tenure = Tenure::open_with("memory:", Options { embedder: Some(embedder), ..Options::default() }).await?;
+//! let ada = tenure.user("acme", "ada")?;
+//! ada.remember("Ada lives in Bern.").await?;
+//! assert_eq!(ada.recall("Where is Bern?", 1).await?.memories.len(), 1);
+//! # Ok(())
+//! # }
+//! ```
 
 pub(crate) mod dream;
 pub(crate) mod memories;
@@ -7,3 +24,8 @@ pub(crate) mod recall;
 pub(crate) mod retract;
 pub(crate) mod tool;
 pub(crate) mod vectors;
+
+pub use crate::types::memory::{Memory, MemorySource};
+pub use dream::{Dream, DreamRules, PromotedMemory};
+pub use memories::{MemoryTarget, NewMemory};
+pub use recall::{InjectedMemory, RecallHit, RecallResult};

@@ -24,7 +24,7 @@ mod support;
 pub use std::time::{Duration, Instant};
 pub use support::Report;
 pub use support::*;
-pub use tenure::*;
+pub use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 
 fn main() {
     let selected: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();

@@ -7,7 +7,12 @@ use crate::error::ApiError;
 use crate::headers::header_text;
 use axum::http::{HeaderMap, StatusCode, header};
 use std::sync::Arc;
-use tenure::{AccessScope, HistoryMode, Model, Principal, Quota, QuotaScope, Tenant, User};
+use tenure::{
+    Model, Principal, Tenant, User,
+    maintenance::{Quota, QuotaScope},
+    policy::HistoryMode,
+    session::AccessScope,
+};
 
 /// The authenticated caller of a request: its tenant, user, rights and limits.
 #[derive(Clone, Debug)]

@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use subtle::ConstantTimeEq;
 use tenure::store::{Item, Namespace, Owner};
-use tenure::{HistoryMode, Tenant, Tenure, User};
+use tenure::{Tenant, Tenure, User, policy::HistoryMode};
 use tokio::sync::Semaphore;
 use utoipa::ToSchema;
 

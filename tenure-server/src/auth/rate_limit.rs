@@ -10,7 +10,10 @@ use futures_util::StreamExt;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tenure::{Model, ModelChunk, ModelError, ModelStream, Prompt};
+use tenure::{
+    Model, ModelError,
+    run::{ModelChunk, ModelStream, Prompt},
+};
 
 /// A quantity that is limited per minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

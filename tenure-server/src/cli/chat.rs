@@ -11,7 +11,10 @@ use axum::http::Method;
 use clap::Args;
 use futures_util::StreamExt;
 use serde_json::{Value, json};
-use tenure::{ModelAnswer, ModelChunk, SessionId};
+use tenure::{
+    SessionId,
+    run::{ModelAnswer, ModelChunk},
+};
 
 const HELP: &str = "\
 /fork [POSITION]   fork this session and continue in the fork

@@ -5,7 +5,7 @@ use super::target::{Needs, TargetArgs};
 use super::transfer::bar;
 use serde_json::json;
 use std::process::ExitCode;
-use tenure::{Finding, RepairReport};
+use tenure::maintenance::{Finding, RepairReport};
 
 /// Checks the whole store; with `repair`, also repairs what can be repaired safely.
 pub async fn run(target: &TargetArgs, repair: bool, as_json: bool) -> anyhow::Result<ExitCode> {

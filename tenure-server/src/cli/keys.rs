@@ -9,7 +9,7 @@ use anyhow::bail;
 use axum::http::Method;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
-use tenure::{HistoryMode, HumanDuration};
+use tenure::policy::{HistoryMode, HumanDuration};
 
 /// Commands for API keys.
 #[derive(Debug, Subcommand)]

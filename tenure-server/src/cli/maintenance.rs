@@ -5,7 +5,7 @@ use super::target::{Needs, TargetArgs};
 use anyhow::bail;
 use serde_json::json;
 use std::process::ExitCode;
-use tenure::SessionKey;
+use tenure::session::SessionKey;
 use tenure::store::{self, FORMAT};
 
 /// Runs one pass of the sweep and prints a summary.

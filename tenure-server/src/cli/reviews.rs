@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
 use std::process::ExitCode;
-use tenure::ReviewId;
+use tenure::review::ReviewId;
 
 /// Commands for reviews.
 #[derive(Debug, Subcommand)]

@@ -8,7 +8,7 @@ use axum::http::Method;
 use clap::Subcommand;
 use serde_json::{Value, json};
 use std::process::ExitCode;
-use tenure::{RunId, SessionId};
+use tenure::{SessionId, run::RunId};
 
 /// Commands for runs.
 #[derive(Debug, Subcommand)]

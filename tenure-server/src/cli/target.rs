@@ -33,7 +33,7 @@ pub struct TargetArgs {
     pub tenant: Option<Tenant>,
 }
 
-fn user(name: &str) -> Result<User, tenure::InvalidName> {
+fn user(name: &str) -> Result<User, tenure::session::InvalidName> {
     User::new(name)
 }
 

@@ -14,7 +14,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tenure::import::{self, ImportedSession};
-use tenure::{EXPORT_FORMAT, SessionId, private_files};
+use tenure::{SessionId, private_files, session::EXPORT_FORMAT};
 
 const IMPORT: &str = "/sessions/import";
 

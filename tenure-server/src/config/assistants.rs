@@ -2,7 +2,7 @@
 
 use super::models::{ModelConfig, has_model};
 use anyhow::bail;
-use tenure::{Assistant, CompactionPolicy};
+use tenure::{Assistant, policy::CompactionPolicy};
 
 /// Validates the assistants.
 pub(super) fn check(assistants: &[Assistant], models: &[ModelConfig]) -> anyhow::Result<()> {

@@ -1,7 +1,7 @@
 //! The section `dreams`: when memories of sessions are promoted to their users (memory consolidation).
 
 use serde::{Deserialize, Serialize};
-use tenure::{DreamRules, HumanDuration};
+use tenure::{memory::DreamRules, policy::HumanDuration};
 
 /// Memory consolidation: the thresholds for promoting a session's memory to its user, and the interval.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

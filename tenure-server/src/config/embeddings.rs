@@ -6,7 +6,7 @@ use anyhow::bail;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::Duration;
-use tenure::HumanDuration;
+use tenure::policy::HumanDuration;
 
 /// The name of the model that `tenure models pull` downloads.
 pub const LOCAL_MODEL_NAME: &str = "all-minilm-l6-v2";

@@ -3,7 +3,7 @@
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
-use tenure::HumanDuration;
+use tenure::policy::HumanDuration;
 use utoipa::ToSchema;
 
 /// The limits of the server.

@@ -3,7 +3,7 @@
 use super::url::http_url;
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
-use tenure::HumanDuration;
+use tenure::policy::HumanDuration;
 
 /// The name of the built-in model, which answers without a server.
 pub const BUILT_IN_MODEL: &str = "rehearsal";

@@ -2,7 +2,7 @@
 
 use super::webhooks::WebhookConfig;
 use serde::{Deserialize, Serialize};
-use tenure::HumanDuration;
+use tenure::policy::HumanDuration;
 
 /// Limits of runs, and the webhooks notified of their end.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,7 +28,7 @@ pub struct RunsConfig {
 
 impl Default for RunsConfig {
     fn default() -> Self {
-        let policy = tenure::RunPolicy::default();
+        let policy = tenure::policy::RunPolicy::default();
         let limits = tenure::Limits::default();
         Self {
             lease: HumanDuration::of(limits.lease),
@@ -44,16 +44,16 @@ impl Default for RunsConfig {
 }
 
 impl RunsConfig {
-    pub(super) fn policy(&self) -> tenure::RunPolicy {
+    pub(super) fn policy(&self) -> tenure::policy::RunPolicy {
         let time = |p: HumanDuration| p.duration().unwrap_or(std::time::Duration::MAX);
-        tenure::RunPolicy {
+        tenure::policy::RunPolicy {
             max_rounds: self.max_rounds,
             max_time: time(self.max_time),
             max_tokens: (self.max_tokens > 0).then_some(self.max_tokens),
             tool_timeout: time(self.tool_timeout),
             max_result_bytes: self.max_result_bytes,
             parallel: self.parallel,
-            ..tenure::RunPolicy::default()
+            ..tenure::policy::RunPolicy::default()
         }
     }
 }

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use tenure::{AccessScope, Assistant, Principal, SessionId, Tenant, User};
+use tenure::{Assistant, Principal, SessionId, Tenant, User, session::AccessScope};
 
 /// A schedule, as it is configured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -4,7 +4,9 @@
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
 use tenure::{
-    CachePolicy, CompactionPolicy, HistoryMode, HumanDuration, OnBusy, OnDisconnect, OnExpired, Policy, Window,
+    Policy, Window,
+    policy::{CachePolicy, CompactionPolicy, HistoryMode, HumanDuration, OnDisconnect},
+    run::{OnBusy, OnExpired},
 };
 
 /// Lifetime of sessions, and the handling of busy and expired ones.

@@ -8,7 +8,10 @@ use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 use tenure::store::redacted;
-use tenure::{Assistant, ByteSize, HumanDuration, MemoryScope, Secret, ToolSource};
+use tenure::{
+    Assistant,
+    policy::{ByteSize, HumanDuration, MemoryScope, Secret, ToolSource},
+};
 
 /// Environment variables that the program of an MCP server inherits: none that could be a secret (D-060).
 const INHERITED_VARIABLES: [&str; 10] =

@@ -4,7 +4,7 @@ use super::models::ten_seconds;
 use super::url::http_url;
 use anyhow::{anyhow, bail};
 use serde::{Deserialize, Serialize};
-use tenure::HumanDuration;
+use tenure::policy::HumanDuration;
 
 /// A web hook.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -5,7 +5,7 @@ use crate::config::embeddings::Embeddings;
 use crate::llm::upstream::Upstream;
 use serde::Deserialize;
 use std::time::Duration;
-use tenure::RawObject;
+use tenure::session::RawObject;
 
 /// Maximum number of characters of a text that are sent: most servers reject more than 8,000 tokens.
 const MAX_CHARS: usize = 8000;

@@ -11,7 +11,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use tenure::{Assistant, RawObject};
+use tenure::{Assistant, session::RawObject};
 use utoipa::ToSchema;
 
 /// An assistant to create. Omitted fields have the server's defaults. Durations are written `90s`, `30m`, `2h`, `7d` or `never`.

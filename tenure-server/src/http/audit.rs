@@ -15,8 +15,8 @@ use futures_util::stream;
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
-use tenure::excerpt;
-use tenure::{AuditRange, AuditedDecision, Decision};
+use tenure::review::{AuditRange, AuditedDecision, Decision};
+use tenure::rules::excerpt;
 use utoipa::ToSchema;
 
 /// One decision of the audit trail.

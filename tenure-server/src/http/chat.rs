@@ -24,7 +24,10 @@ use response::{
     with_session,
 };
 use std::sync::Arc;
-use tenure::{ModelChunk, ModelError, Prompt};
+use tenure::{
+    ModelError,
+    run::{ModelChunk, Prompt},
+};
 use tokio::sync::Notify;
 use tracing::Instrument;
 pub(super) use turn::MAX_BUFFERED_EVENTS;
@@ -131,7 +134,7 @@ async fn answer_without_storing(app: &AppState, request: TurnInput) -> ApiResult
     let prompt = Prompt { messages, options: request.options, stream: request.stream };
     let mut chunks = request.model.ask(prompt).await?;
     use futures_util::StreamExt;
-    let mut answer = tenure::ModelAnswer::with_max_bytes(app.tenure.limits().max_message_bytes);
+    let mut answer = tenure::run::ModelAnswer::with_max_bytes(app.tenure.limits().max_message_bytes);
     let Some(first) = chunks.next().await.transpose()? else {
         return Err(ModelError::Broken { reason: "the answer ended without any content".to_owned() }.into());
     };

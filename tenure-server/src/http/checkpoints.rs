@@ -13,8 +13,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
-use tenure::excerpt;
-use tenure::{CheckpointLabel, Error, Point, Seq, SessionId};
+use tenure::rules::excerpt;
+use tenure::{Error, Point, Seq, SessionId, session::CheckpointLabel};
 use utoipa::ToSchema;
 
 /// A checkpoint to create.
@@ -134,7 +134,7 @@ pub async fn create(
     let label = body.label.map(CheckpointLabel::new).transpose()?;
     let checkpoint = app
         .tenure
-        .checkpoint(&principal, &id, tenure::NewCheckpoint::from(label).if_match(if_match.0))
+        .checkpoint(&principal, &id, tenure::session::NewCheckpoint::from(label).if_match(if_match.0))
         .await
         .map_err(|e| if_match.error(e))?;
     Ok(view::json(StatusCode::CREATED, Some(checkpoint.seq), view::to_json(&CheckpointView::from(&checkpoint))))

@@ -13,7 +13,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use tenure::summary::KEEP_TURNS;
-use tenure::{CompactionPolicy, Principal, Seq, SessionId};
+use tenure::{Principal, Seq, SessionId, policy::CompactionPolicy};
 use utoipa::ToSchema;
 
 /// Options of a compaction.

@@ -11,7 +11,7 @@ pub fn unknown_model(models: &ModelRegistry, name: &str) -> ApiError {
     let names: Vec<_> = models.names().collect();
     let message = format!(
         "no model or assistant {}; configured models: {} (GET /v1/models also lists the assistants)",
-        tenure::excerpt(name),
+        tenure::rules::excerpt(name),
         names.join(", ")
     );
     ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model")

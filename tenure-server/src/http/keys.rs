@@ -13,7 +13,11 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use tenure::{HistoryMode, HumanDuration, User, excerpt};
+use tenure::{
+    User,
+    policy::{HistoryMode, HumanDuration},
+    rules::excerpt,
+};
 use utoipa::ToSchema;
 
 /// A key, without its secret.

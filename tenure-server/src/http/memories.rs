@@ -12,8 +12,11 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use tenure::excerpt;
-use tenure::{Dream, Memory, MemoryTarget, Principal, RecallResult, Seq, SessionId};
+use tenure::rules::excerpt;
+use tenure::{
+    Principal, Seq, SessionId,
+    memory::{Dream, Memory, MemoryTarget, RecallResult},
+};
 use utoipa::ToSchema;
 
 /// A memory to create.
@@ -67,7 +70,7 @@ pub struct RecallView {
     object: &'static str,
     /// The memories, best first, each with its `score`, and with its `similarity` if it was found by similarity search.
     #[schema(value_type = Vec<Object>)]
-    data: Vec<tenure::RecallHit>,
+    data: Vec<tenure::memory::RecallHit>,
     /// `hybrid`, or `full_text` if similarity search was not available.
     mode: &'static str,
     /// Why similarity search was not available.
@@ -160,7 +163,7 @@ pub async fn create(
     let target = memory_target(body.session_id, body.assistant_id)?;
     let messages = body.messages.unwrap_or_default();
     let metadata = body.metadata.unwrap_or_default();
-    let new = tenure::NewMemory { text: body.text, messages, metadata };
+    let new = tenure::memory::NewMemory { text: body.text, messages, metadata };
     let memory = app.tenure.remember(&principal, &target, new).await?;
     Ok((StatusCode::CREATED, Json(view(memory))))
 }

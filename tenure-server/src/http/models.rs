@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tenure::RawObject;
+use tenure::session::RawObject;
 use utoipa::ToSchema;
 
 /// A list of models.

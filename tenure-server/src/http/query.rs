@@ -7,9 +7,12 @@ use axum::http::request::Parts;
 use jiff::Timestamp;
 use serde_json::Value;
 use std::str::FromStr;
-use tenure::excerpt;
+use tenure::rules::excerpt;
 use tenure::store::SessionCursor;
-use tenure::{AccessScope, OwnerFilter, Principal, Status, User};
+use tenure::{
+    Principal, User,
+    session::{AccessScope, OwnerFilter, Status},
+};
 
 /// Page size if no `limit` is given.
 const DEFAULT_LIMIT: usize = 20;
@@ -100,8 +103,9 @@ impl StrictQuery {
 
     /// Consumes the parameters that select sessions, and rejects unknown ones. Only principals with access to
     /// the whole tenant may select another user's sessions.
-    pub fn into_session_query(mut self, principal: &Principal, max: usize) -> ApiResult<tenure::SessionQuery> {
-        let mut query = tenure::SessionQuery::new(OwnerFilter::Tenant(principal.tenant.clone()), self.limit(max)?);
+    pub fn into_session_query(mut self, principal: &Principal, max: usize) -> ApiResult<tenure::session::SessionQuery> {
+        let mut query =
+            tenure::session::SessionQuery::new(OwnerFilter::Tenant(principal.tenant.clone()), self.limit(max)?);
         query.cursor = match self.one("cursor")? {
             Some(cursor) => Some(cursor.parse::<SessionCursor>()?),
             None => None,
@@ -163,7 +167,8 @@ fn parse_status(word: &str) -> ApiResult<Status> {
 
 /// Checks that a text is a valid name: 1 to 128 bytes, without control characters (D-020).
 pub fn check_name(param: &str, text: &str) -> ApiResult<()> {
-    let is_valid = !text.is_empty() && text.len() <= tenure::MAX_NAME_BYTES && !text.chars().any(char::is_control);
+    let is_valid =
+        !text.is_empty() && text.len() <= tenure::session::MAX_NAME_BYTES && !text.chars().any(char::is_control);
     if !is_valid {
         return Err(ApiError::invalid(param, format!("`{param}` must have 1 to 128 bytes and no control characters")));
     }

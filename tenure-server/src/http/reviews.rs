@@ -10,8 +10,12 @@ use axum::extract::State;
 use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use tenure::excerpt;
-use tenure::{Decision, Head, HumanDuration, Review, ReviewFilter, ReviewId, ReviewInput};
+use tenure::rules::excerpt;
+use tenure::{
+    Head,
+    policy::HumanDuration,
+    review::{Decision, Review, ReviewFilter, ReviewId, ReviewInput},
+};
 use utoipa::{IntoParams, ToSchema};
 
 /// A review and its decision.

@@ -21,8 +21,9 @@ use events::{PAGE, event, events};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tenure::{
-    Head, HistoryMode, Message, OnBusy, OnExpired, OpenRun, Principal, Resumable, RunId, Seq, SessionId, TurnError,
-    TurnOutcome, TurnRequest, TurnStart,
+    Head, Message, Principal, Seq, SessionId, TurnOutcome,
+    policy::HistoryMode,
+    run::{OnBusy, OnExpired, OpenRun, Resumable, RunId, TurnError, TurnRequest, TurnStart},
 };
 use tokio::sync::{mpsc, oneshot};
 use utoipa::{IntoParams, ToSchema};

@@ -8,8 +8,11 @@ use crate::http::view::Asking;
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
-use tenure::excerpt;
-use tenure::{Role, SearchCursor, SearchHit, SearchPage, SearchRequest, Seq};
+use tenure::rules::excerpt;
+use tenure::{
+    Role, Seq,
+    session::{SearchCursor, SearchHit, SearchPage, SearchRequest},
+};
 use utoipa::ToSchema;
 
 /// A matching message, or a session whose title matches.

@@ -15,8 +15,11 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use tenure::excerpt;
-use tenure::{Patch, Principal, SessionId, Status};
+use tenure::rules::excerpt;
+use tenure::{
+    Principal, SessionId,
+    session::{Patch, Status},
+};
 use utoipa::ToSchema;
 
 /// A session to create.
@@ -216,7 +219,7 @@ pub async fn patch(
     let SessionPatch { title, tags, model, metadata, status } = body;
     sessions::check_workspace(&app, &principal, &metadata).await?;
     let changes = tenure::SessionPatch { title, tags, model, metadata };
-    let update = tenure::SessionUpdate::from(changes).status(status).if_match(if_match.0);
+    let update = tenure::session::SessionUpdate::from(changes).status(status).if_match(if_match.0);
     let head = app.tenure.update(&principal, &id, update).await;
     Ok(view::session(StatusCode::OK, &head.map_err(|e| if_match.error(e))?))
 }

@@ -11,7 +11,10 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use tenure::{Head, OwnerFilter, Principal, SessionQuery, Status};
+use tenure::{
+    Head, Principal,
+    session::{OwnerFilter, SessionQuery, Status},
+};
 use utoipa::ToSchema;
 
 /// The session to look up, or to create if there is none.

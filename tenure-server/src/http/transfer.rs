@@ -14,9 +14,12 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use std::borrow::Cow;
-use tenure::excerpt;
 use tenure::import::{self, ImportFormat, ImportedSession};
-use tenure::{Error, Export, RawObject, SessionId};
+use tenure::rules::excerpt;
+use tenure::{
+    Error, SessionId,
+    session::{Export, RawObject},
+};
 use utoipa::ToSchema;
 
 /// Export a session

@@ -1,7 +1,7 @@
 //! Automatic compaction: summaries of long sessions, written in the background after a turn (D-067).
 
 use crate::app::AppState;
-use tenure::{CompactionPolicy, Error, Principal, RawObject, SessionId, TurnError};
+use tenure::{Error, Principal, SessionId, policy::CompactionPolicy, run::TurnError, session::RawObject};
 
 /// The model options of a summary request: only the model's name.
 pub fn options(model: &str) -> RawObject {

@@ -4,7 +4,7 @@
 use crate::app::AppState;
 use std::collections::BTreeSet;
 use std::time::Duration;
-use tenure::{AccessScope, Principal, Tenant};
+use tenure::{Principal, Tenant, session::AccessScope};
 
 /// Interval between scans for memories without an embedding.
 const EMBED_EVERY: Duration = Duration::from_secs(600);

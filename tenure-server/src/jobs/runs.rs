@@ -10,8 +10,9 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 use tenure::{
-    Executors, Head, Model, ModelError, OpenRun, Principal, RawObject, Resumable, RunEvent, RunId, RunOutcome,
-    SessionId, TurnError, TurnOutcome,
+    Executors, Head, Model, ModelError, Principal, RunEvent, SessionId, TurnOutcome,
+    run::{OpenRun, Resumable, RunId, RunOutcome, TurnError},
+    session::RawObject,
 };
 use tokio::sync::mpsc;
 
@@ -106,7 +107,7 @@ struct MissingModel(String);
 
 #[async_trait::async_trait]
 impl Model for MissingModel {
-    async fn ask(&self, _: tenure::Prompt) -> Result<tenure::ModelStream, ModelError> {
+    async fn ask(&self, _: tenure::run::Prompt) -> Result<tenure::run::ModelStream, ModelError> {
         Err(ModelError::Unreachable { reason: format!("model {:?} is not configured", self.0) })
     }
 }

@@ -15,7 +15,11 @@ use serde_json::json;
 use std::collections::VecDeque;
 use std::time::Duration;
 use tenure::store::{Item, Namespace, Owner};
-use tenure::{HistoryMode, Message, OnBusy, OnExpired, Resumable, RunId, SessionId, TurnRequest, TurnStart};
+use tenure::{
+    Message, SessionId,
+    policy::HistoryMode,
+    run::{OnBusy, OnExpired, Resumable, RunId, TurnRequest, TurnStart},
+};
 
 /// A due time older than this is recorded as missed instead of being run.
 const MAX_DELAY: SignedDuration = SignedDuration::from_mins(5);

@@ -88,7 +88,7 @@ async fn sweep(tenure: &Tenure) -> NextSweep {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tenure::{AccessScope, Assistant, Principal};
+    use tenure::{Assistant, Principal, session::AccessScope};
 
     #[tokio::test]
     async fn an_assistant_created_later_shortens_the_sweep_interval() {

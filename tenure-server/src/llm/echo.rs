@@ -9,7 +9,10 @@ use async_trait::async_trait;
 use futures_util::stream;
 use serde_json::{Value, json};
 use tenure::summary::{CONVERSATION_HEADING, PREVIOUS_SUMMARY_HEADING, REQUEST};
-use tenure::{Message, Model, ModelChunk, ModelError, ModelStream, Prompt, Role};
+use tenure::{
+    Message, Model, ModelError, Role,
+    run::{ModelChunk, ModelStream, Prompt},
+};
 
 /// The built-in, deterministic model.
 #[derive(Clone, Copy, Debug)]

@@ -9,7 +9,11 @@ use futures_util::{Stream, StreamExt, stream};
 use reqwest::header::{CONTENT_TYPE, RETRY_AFTER};
 use reqwest::{Client, Response};
 use std::time::Duration;
-use tenure::{Message, Model, ModelChunk, ModelError, ModelStream, Prompt, RawObject};
+use tenure::{
+    Message, Model, ModelError,
+    run::{ModelChunk, ModelStream, Prompt},
+    session::RawObject,
+};
 
 /// Maximum size in bytes of an error body that is forwarded.
 const MAX_ERROR_BYTES: usize = 1 << 20;

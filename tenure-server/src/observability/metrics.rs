@@ -9,7 +9,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
-use tenure::{Model, ModelError, ModelStream, Prompt, Tenure, TurnError, TurnOutcome};
+use tenure::{
+    Model, ModelError, Tenure, TurnOutcome,
+    run::{ModelStream, Prompt, TurnError},
+};
 
 static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
 
@@ -144,7 +147,7 @@ pub fn turn(
 }
 
 /// Records a completed sweep.
-pub fn sweep(report: &tenure::SweepReport, elapsed: Duration) {
+pub fn sweep(report: &tenure::maintenance::SweepReport, elapsed: Duration) {
     for (kind, count) in [
         ("expired", report.expired.len()),
         ("evicted", report.evicted.len()),

@@ -3,7 +3,7 @@
 use crate::config::{LogFormat, Telemetry};
 use anyhow::anyhow;
 use std::io::IsTerminal;
-use tenure::{SessionId, TurnError, TurnOutcome};
+use tenure::{SessionId, TurnOutcome, run::TurnError};
 use tracing::Span;
 use tracing::field::Empty;
 use tracing_subscriber::filter::{EnvFilter, FilterExt, filter_fn};

@@ -10,7 +10,7 @@ use anyhow::Context;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use std::time::Duration;
-use tenure::{HttpSource, Tool, ToolError, ToolInvocation, ToolOutput};
+use tenure::{Tool, ToolError, ToolOutput, policy::HttpSource, run::ToolInvocation};
 
 /// Bytes reserved for the status and the note that a response was truncated, so that a result is within the limit as well.
 const NOTES_BYTES: usize = 64;
@@ -24,7 +24,7 @@ pub struct Endpoint {
 }
 
 /// Builds the declared headers. Their values are marked as sensitive, so that debug output omits them.
-pub fn headers(secrets: &std::collections::BTreeMap<String, tenure::Secret>) -> anyhow::Result<HeaderMap> {
+pub fn headers(secrets: &std::collections::BTreeMap<String, tenure::policy::Secret>) -> anyhow::Result<HeaderMap> {
     let mut headers = HeaderMap::new();
     for (name, value) in resolve_secrets(secrets)? {
         let header: HeaderName = name.parse().with_context(|| format!("{name:?} is not a valid header name"))?;

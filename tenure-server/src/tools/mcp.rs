@@ -20,7 +20,7 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tenure::{McpSource, Tool, ToolError, ToolInvocation, ToolOutput};
+use tenure::{Tool, ToolError, ToolOutput, policy::McpSource, run::ToolInvocation};
 
 /// Timeout for starting a server; some are downloaded first.
 const TIME_TO_START: Duration = Duration::from_secs(60);

@@ -1,6 +1,6 @@
 //! Pattern lists for tool names.
 
-use tenure::matches_pattern;
+use tenure::policy::matches_pattern;
 
 /// Returns whether a list of patterns includes (`Some(true)`) or excludes (`Some(false)`, with the prefix `!`) a
 /// name; the last matching pattern wins. `None` means that no pattern matches.

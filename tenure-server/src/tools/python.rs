@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
-use tenure::{PythonSource, SessionKey, Tool, ToolError, ToolInvocation, ToolOutput};
+use tenure::{Tool, ToolError, ToolOutput, policy::PythonSource, run::ToolInvocation, session::SessionKey};
 use tokio::process::Command;
 
 /// Name of the tool, as models call it.

@@ -24,7 +24,7 @@ pub fn clip(mut text: String) -> String {
 
 /// Formats a duration in human-readable units.
 pub fn format_duration(time: Duration) -> String {
-    tenure::HumanDuration::of(time).to_string()
+    tenure::policy::HumanDuration::of(time).to_string()
 }
 
 #[cfg(test)]
@@ -36,7 +36,10 @@ mod tests {
         let clipped = clip("é".repeat(MAX_ANSWER_BYTES));
         assert!(clipped.len() <= MAX_ANSWER_BYTES, "{}", clipped.len());
         assert!(clipped.ends_with("bytes omitted ...]"));
-        assert!(MAX_ANSWER_BYTES <= tenure::RunPolicy::default().max_result_bytes, "a clipped result ends no run");
+        assert!(
+            MAX_ANSWER_BYTES <= tenure::policy::RunPolicy::default().max_result_bytes,
+            "a clipped result ends no run"
+        );
         assert_eq!(clip("short".into()), "short");
     }
 }

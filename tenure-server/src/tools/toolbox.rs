@@ -6,7 +6,12 @@ use anyhow::Context;
 use async_trait::async_trait;
 use std::collections::HashMap;
 use std::future::Future;
-use tenure::{SessionKey, Tool, ToolContext, ToolError, ToolInvocation, ToolOutput, ToolSource, Tools};
+use tenure::{
+    Tool, ToolError, ToolOutput, Tools,
+    policy::ToolSource,
+    run::{ToolContext, ToolInvocation},
+    session::SessionKey,
+};
 
 /// Dispatches tool calls to MCP servers, HTTP endpoints and the Python pool.
 pub struct Toolbox {

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tenure::excerpt;
+use tenure::rules::excerpt;
 use tenure::{Head, Seq, Tenant, Tenure};
 
 /// Directory below the root with a lock file for each workspace that was ever locked. No tenant's directory begins

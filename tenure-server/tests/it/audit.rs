@@ -3,7 +3,7 @@
 use crate::door::Door;
 use serde_json::{Value, json};
 use tenure::store::Commit;
-use tenure::*;
+use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 use tenure_server::auth::Right;
 
 /// Stores a session with this many decisions, a minute apart; `change` may tamper with the records.

@@ -177,7 +177,7 @@ in_every_way! {
         home.model.then(Act::Call(vec![("c1", "weather", "{}")]));
         home.chat(json!({"session_id": "s", "messages": [user("Weather?")]})).await;
         home.chat(json!({"session_id": "s", "messages": [user("Never mind.")]})).await;
-        let want = [user("Weather?"), call("c1", "weather", "{}"), tool("c1", tenure::NO_RESULT), user("Never mind.")];
+        let want = [user("Weather?"), call("c1", "weather", "{}"), tool("c1", tenure::rules::NO_RESULT), user("Never mind.")];
         assert_eq!(home.model.shown(), want);
         let stored = [user("Weather?"), call("c1", "weather", "{}"), user("Never mind."), assistant("answer 2")];
         assert_eq!(home.stored("s").await, stored);

@@ -4,7 +4,7 @@ use crate::kit::*;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use tenure::CompactionPolicy;
+use tenure::policy::CompactionPolicy;
 use tenure::summary::{REQUEST, SUMMARY_MARKER};
 use tenure_server::config::Config;
 use tokio::sync::Semaphore;

@@ -14,7 +14,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tenure::{ModelAnswer, ModelChunk, Principal, Session, SessionId};
+use tenure::{
+    Principal, Session, SessionId,
+    run::{ModelAnswer, ModelChunk},
+};
 use tenure_server::app::{App, AppState};
 use tenure_server::config::{Config, ModelConfig};
 use tenure_server::serve;
@@ -302,7 +305,7 @@ impl Home {
 
     /// The number of sessions.
     pub async fn sessions(&self) -> usize {
-        let query = tenure::SessionQuery::new(tenure::OwnerFilter::Tenant(nobody().tenant), 100);
+        let query = tenure::session::SessionQuery::new(tenure::session::OwnerFilter::Tenant(nobody().tenant), 100);
         self.app.tenure.store().heads(&query).await.unwrap().len()
     }
 }

@@ -3,7 +3,11 @@
 use crate::door::Door;
 use crate::running::Running;
 use serde_json::{Value, json};
-use tenure::{Assistant, MemoryConfig, MemoryScope, MemoryTarget, NewMemory, Options, Principal, Tenure, ToolSource};
+use tenure::{
+    Assistant, Options, Principal, Tenure,
+    memory::{MemoryTarget, NewMemory},
+    policy::{MemoryConfig, MemoryScope, ToolSource},
+};
 use tenure_server::auth::Right;
 use tenure_server::config::embeddings::Embeddings;
 use tenure_server::embed::EmbeddingSource;
@@ -234,7 +238,7 @@ async fn recall_quality_on_the_labelled_questions() {
         tenure.remember(&principal, &MemoryTarget::Own, NewMemory { text, ..NewMemory::default() }).await.unwrap();
     }
     let words = Tenure::with_store(tenure.store().clone(), Options::default());
-    let rank = |hits: &[tenure::RecallHit], text: &str| hits.iter().position(|h| h.memory.text == text);
+    let rank = |hits: &[tenure::memory::RecallHit], text: &str| hits.iter().position(|h| h.memory.text == text);
     let mut by_words = Vec::new();
     let mut by_meaning = Vec::new();
     let mut by_both = Vec::new();

@@ -3,7 +3,7 @@
 use crate::door::Door;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use tenure::OnExpired;
+use tenure::run::OnExpired;
 
 /// The number of sequences per `on_expired` rule, and of requests per sequence.
 const SEQUENCES: u64 = 12;

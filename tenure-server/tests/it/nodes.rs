@@ -236,7 +236,7 @@ async fn check(store: &str, runs_started: &BTreeMap<String, String>, side_effect
         // The result of a reviewed call comes later in the log; a model sees results in the order of the calls.
         let shown = tenure::history(&session, &tenure::Window::default());
         let results: Vec<_> = shown.iter().filter_map(|m| m.tool_call_id()).collect();
-        if results != ["p", "l"] || shown.iter().any(|m| m.text() == tenure::NO_RESULT) {
+        if results != ["p", "l"] || shown.iter().any(|m| m.text() == tenure::rules::NO_RESULT) {
             wrong.push(format!("{id}: results of {results:?}"));
         }
         let paid: usize = {

@@ -11,7 +11,11 @@ use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
-use tenure::{Assistant, RunId, SessionId, SessionKey, Tenant, ToolError, ToolInvocation, ToolOutput, Tools};
+use tenure::{
+    Assistant, SessionId, Tenant, ToolError, ToolOutput, Tools,
+    run::{RunId, ToolInvocation},
+    session::SessionKey,
+};
 use tenure_server::config::Config;
 use tenure_server::tools::Toolbox;
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -66,9 +70,9 @@ async fn mcp_over_http(port: u16) -> (tokio::process::Child, u16) {
 }
 
 /// The context of a session of an assistant.
-pub fn context(assistant: &Assistant) -> tenure::ToolContext<'_> {
+pub fn context(assistant: &Assistant) -> tenure::run::ToolContext<'_> {
     static SESSION: std::sync::LazyLock<SessionKey> = std::sync::LazyLock::new(|| call("s", "any", json!({})).session);
-    tenure::ToolContext::new(&SESSION, Some(assistant))
+    tenure::run::ToolContext::new(&SESSION, Some(assistant))
 }
 
 /// The checks that both transports share.

@@ -7,7 +7,7 @@ use jiff::SignedDuration;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tenure::{Message, read_transcript};
+use tenure::{Message, session::read_transcript};
 use tenure_server::config::Config;
 
 const SECRET: &str = "ann@example.com";
@@ -227,7 +227,7 @@ async fn a_fresh_session_leaves_the_old_file() {
     let api = Door::set_up("memory:", |config| {
         enable_live_transcripts(config, dir.path());
         config.transcripts.live = false;
-        config.sessions.on_expired = tenure::OnExpired::Fresh;
+        config.sessions.on_expired = tenure::run::OnExpired::Fresh;
     })
     .await;
     let ask = |text: &str| json!({"session_id": "s1", "messages": [{"role": "user", "content": text}]});

@@ -4,7 +4,7 @@ use crate::in_every_way;
 use crate::kit::*;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use tenure::{RunOutcome, SessionId};
+use tenure::{SessionId, run::RunOutcome};
 use tenure_server::auth::{NewKey, Right};
 use tenure_server::config::Config;
 use tokio::sync::Semaphore;
@@ -259,7 +259,7 @@ in_every_way! {
             let at = id(&session);
             let other = vec![tenure::Message::user("new"); 9];
             let import = async || {
-                let export = tenure::Export { messages: other.clone(), ..Default::default() };
+                let export = tenure::session::Export { messages: other.clone(), ..Default::default() };
                 tenure.import(&principal, &at, export, None).await.unwrap();
             };
             match way {
@@ -426,8 +426,8 @@ async fn on_expired() {
         let reply = home.chat(ask("s", "Back")).await;
         assert_eq!((reply.status, home.model.shown().len()), (status, shown), "{rule}");
         assert_eq!(reply.code(), if rule == "reject" { "gone" } else { "" });
-        let mut query = tenure::SessionQuery::new(tenure::OwnerFilter::AllTenants, 9);
-        query.status = vec![tenure::Status::Expired];
+        let mut query = tenure::session::SessionQuery::new(tenure::session::OwnerFilter::AllTenants, 9);
+        query.status = vec![tenure::session::Status::Expired];
         let ended = home.app.tenure.store().heads(&query).await.unwrap();
         assert_eq!(ended.len(), usize::from(rule == "fresh"), "{rule}");
         for head in ended {
@@ -442,7 +442,7 @@ async fn on_expired() {
 async fn precedence_of_on_disconnect_settings() {
     let agent = json!({"name": "agent", "model": "default", "sessions": {"on_disconnect": "finish"}});
     let change = |config: &mut Config| {
-        config.sessions.on_disconnect = tenure::OnDisconnect::Cancel;
+        config.sessions.on_disconnect = tenure::policy::OnDisconnect::Cancel;
         config.assistants = vec![serde_json::from_value(agent).unwrap()];
     };
     let home = Home::with("sqlite", true, change).await.unwrap();
@@ -501,14 +501,14 @@ async fn unknown_models_and_other_assistants() {
 #[tokio::test(flavor = "multi_thread")]
 async fn precedence_of_history_settings() {
     let change = |config: &mut Config| {
-        config.sessions.history = tenure::HistoryMode::Full;
+        config.sessions.history = tenure::policy::HistoryMode::Full;
         let agent = json!({"name": "agent", "model": "default", "sessions": {"history": "append"}});
         config.assistants = vec![serde_json::from_value(agent).unwrap()];
     };
     let home = Home::with("sqlite", false, change).await.unwrap();
     let tenant = nobody().tenant;
     let rights = vec![Right::Read, Right::Write];
-    let history = Some(tenure::HistoryMode::Append);
+    let history = Some(tenure::policy::HistoryMode::Append);
     let (_, key) = home
         .app
         .keys

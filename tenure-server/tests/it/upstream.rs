@@ -5,7 +5,7 @@ use crate::kit::*;
 use axum::body::Bytes;
 use serde_json::{Value, json};
 use std::time::Duration;
-use tenure::{Options, RunOutcome, Tenure};
+use tenure::{Options, Tenure, run::RunOutcome};
 use tenure_server::app::App;
 
 fn byte_chunks(text: &str, size: usize) -> Vec<Bytes> {

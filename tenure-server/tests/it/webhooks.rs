@@ -8,7 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tenure::{Clock, Message, Principal, SessionId, Tenure, read_transcript};
+use tenure::{Clock, Message, Principal, SessionId, Tenure, session::read_transcript};
 use tenure_server::config::Config;
 use tenure_server::transcripts::TranscriptWriter;
 

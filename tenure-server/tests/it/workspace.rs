@@ -12,7 +12,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tenure::{Clock, EndReason, NewSession, Principal, SessionId, Status, Tenure};
+use tenure::{Clock, NewSession, Principal, SessionId, Tenure, maintenance::EndReason, session::Status};
 use tenure_server::config::Config;
 
 /// The directory of workspaces, and a directory outside of it.

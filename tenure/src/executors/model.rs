@@ -30,6 +30,26 @@ pub trait Model: Send + Sync + 'static {
     async fn ask(&self, prompt: Prompt) -> Result<ModelStream, ModelError>;
 }
 
+/// Returns the stream of a model that answers with one message, complete and without usage.
+///
+/// ```
+/// use serde_json::json;
+/// use tenure::Message;
+/// use tenure::run::model_answer;
+///
+/// let text = model_answer(Message::assistant("It is 21 degrees."));
+/// let calls = model_answer(Message::assistant_tool_calls([("call_1", "weather", json!({"city": "Bern"}))]));
+/// # drop((text, calls));
+/// ```
+pub fn model_answer(message: Message) -> ModelStream {
+    let finish_reason = if message.tool_calls().is_empty() { "stop" } else { "tool_calls" };
+    let body = format!(
+        r#"{{"object":"chat.completion","choices":[{{"index":0,"message":{},"finish_reason":"{finish_reason}"}}]}}"#,
+        message.as_str()
+    );
+    Box::pin(futures_util::stream::once(std::future::ready(Ok(ModelChunk::Complete(body)))))
+}
+
 /// The first model request of a turn without its messages, which are known only after the session
 /// is loaded. Lets the request start before the commit is acknowledged (D-044).
 #[derive(Clone)]

@@ -5,7 +5,9 @@
 use crate::store::contract::{OpenRepair, Store};
 use crate::store::jsonl::JsonlStore;
 use crate::store::memory::MemoryStore;
+#[cfg(feature = "postgres")]
 use crate::store::postgres::PostgresStore;
+#[cfg(feature = "sqlite")]
 use crate::store::sqlite::SqliteStore;
 use crate::types::error::{Error, Result};
 use std::sync::Arc;

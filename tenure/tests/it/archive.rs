@@ -5,7 +5,7 @@ use crate::on_every_store;
 use crate::places::*;
 use jiff::SignedDuration;
 use std::sync::{Arc, Mutex};
-use tenure::*;
+use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 
 const DAY: SignedDuration = SignedDuration::from_hours(24);
 

@@ -6,7 +6,7 @@ use crate::places::*;
 use jiff::SignedDuration;
 use serde_json::{Map, Value, json};
 use tenure::store::{Commit, RecordRange};
-use tenure::*;
+use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 
 fn map(value: Value) -> Map<String, Value> {
     value.as_object().unwrap().clone()

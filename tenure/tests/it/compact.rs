@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde_json::json;
 use std::sync::{Arc, Mutex};
 use tenure::summary::{KEEP_TURNS, PREVIOUS_SUMMARY_HEADING, REQUEST, SUMMARY_MARKER};
-use tenure::*;
+use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 use tokio::sync::Semaphore;
 
 /// A model that writes summaries: `summary 1`, `summary 2` … Can be configured to return an empty

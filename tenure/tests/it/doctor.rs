@@ -5,7 +5,7 @@ use crate::on_every_store;
 use crate::places::*;
 use std::path::PathBuf;
 use tenure::store::{Commit, Item, Namespace, Owner};
-use tenure::*;
+use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 
 /// Creates sessions with media, forks, a rewind, items and every status, in two tenants. Returns
 /// their number.

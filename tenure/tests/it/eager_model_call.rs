@@ -6,7 +6,7 @@ use crate::on_every_store;
 use crate::places::*;
 use std::sync::Arc;
 use tenure::store::Store;
-use tenure::*;
+use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 use tokio::sync::Semaphore;
 
 fn request_without_assistant(text: &str) -> TurnRequest {

@@ -8,7 +8,7 @@
 use crate::places::*;
 use std::path::{Path, PathBuf};
 use tenure::store::{Commit, FORMAT, Item, Namespace, Owner};
-use tenure::*;
+use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 
 fn folder(format: u32) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/formats").join(format.to_string())

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tenure::store::*;
-use tenure::*;
+use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 use tokio::sync::{Semaphore, broadcast};
 
 /// A model whose n-th answer in a turn is the n-th of its script. The index is derived from the

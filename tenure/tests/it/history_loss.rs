@@ -5,7 +5,7 @@
 use crate::on_every_store;
 use crate::places::*;
 use tenure::store::{Commit, RecordRange};
-use tenure::*;
+use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 
 /// Truncates a stored session to its first `upto` records.
 async fn truncate_log(tenure: &Tenure, session: &SessionId, upto: usize) {

@@ -7,7 +7,7 @@ use serde_json::json;
 use std::fmt::Write;
 use std::path::PathBuf;
 use tenure::import::{ImportFormat, ImportedSession, SkippedPart, read, read_agents_db, to_mistralrs};
-use tenure::*;
+use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 
 fn fixtures() -> Vec<PathBuf> {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/foreign");

@@ -5,7 +5,7 @@ use crate::on_every_store;
 use crate::places::*;
 use serde_json::json;
 use std::collections::BTreeSet;
-use tenure::*;
+use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 
 on_every_store! {
     /// Invariant 4: per session, writes are linearizable; a superseded writer is never

@@ -7,7 +7,7 @@ use jiff::SignedDuration;
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
-use tenure::*;
+use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 use tokio::sync::Semaphore;
 
 /// Another node on the same store.

@@ -6,7 +6,7 @@ use jiff::SignedDuration;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use tenure::*;
+use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 
 const DAY: SignedDuration = SignedDuration::from_hours(24);
 

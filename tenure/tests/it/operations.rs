@@ -4,7 +4,7 @@ use crate::on_every_store;
 use crate::places::*;
 use jiff::SignedDuration;
 use serde_json::json;
-use tenure::*;
+use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 
 on_every_store! {
     /// The cached rendering is always that of the current session, whichever node changed it

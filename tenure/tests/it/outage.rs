@@ -6,7 +6,7 @@ use crate::places::*;
 use jiff::SignedDuration;
 use serde_json::json;
 use std::sync::Arc;
-use tenure::*;
+use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 
 fn node(home: &Home, store: Arc<Fragile>) -> Tenure {
     let tenure = Tenure::with_store(store, Options { clock: home.clock.clone(), ..Options::default() });

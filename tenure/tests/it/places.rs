@@ -1,7 +1,7 @@
 //! Test environments: a `Tenure` on each store, with a manual clock.
 
 use jiff::{SignedDuration, Timestamp};
-use tenure::*;
+use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 
 /// A `Tenure` on one store, and the means to reopen it.
 pub struct Home {

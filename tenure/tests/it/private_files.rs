@@ -3,7 +3,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use tenure::{JsonlTranscript, Message, NewSession, Principal, Tenure};
+use tenure::{Message, NewSession, Principal, Tenure, session::JsonlTranscript};
 
 /// Everything in a directory that others may read, write or enter, with its mode.
 fn shared_with_others(directory: &Path) -> Vec<String> {

@@ -6,7 +6,7 @@ use crate::on_every_store;
 use crate::places::*;
 use jiff::SignedDuration;
 use std::collections::BTreeMap;
-use tenure::*;
+use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Model {

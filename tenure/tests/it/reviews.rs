@@ -6,7 +6,7 @@ use crate::places::*;
 use jiff::SignedDuration;
 use serde_json::{Value, json};
 use std::time::Duration;
-use tenure::*;
+use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 
 fn tools() -> Workshop {
     Workshop::new([

@@ -3,7 +3,7 @@
 use crate::on_every_store;
 use crate::places::*;
 use jiff::SignedDuration;
-use tenure::*;
+use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 
 fn search(text: &str) -> SearchRequest {
     SearchRequest::new(text, 100)

@@ -8,7 +8,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::PathBuf;
-use tenure::*;
+use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 
 #[derive(Debug, Deserialize)]
 pub struct Trace {

@@ -1,7 +1,7 @@
 //! Transcripts, and files of the JSONL store read as transcripts.
 
 use crate::places::*;
-use tenure::*;
+use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 
 #[test]
 fn bad_lines_are_reported_with_file_and_line() {

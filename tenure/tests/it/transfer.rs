@@ -6,7 +6,7 @@ use crate::on_every_store;
 use crate::places::*;
 use jiff::SignedDuration;
 use serde_json::{Value, json};
-use tenure::*;
+use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
 
 /// Creates a session with runs, tools, reviews, checkpoints, media, an edit and a summary, and a
 /// fork of it that was rewound.

@@ -2,7 +2,11 @@
 
 use crate::app::AppState;
 use std::sync::{Arc, Mutex, MutexGuard};
-use tenure::{OnDisconnect, OpenRun, Principal, RunId, SessionId};
+use tenure::{
+    Principal, SessionId,
+    policy::OnDisconnect,
+    run::{OpenRun, RunId},
+};
 
 /// The handler's side of a waiting client. Dropping it before `answered` was called means that the client has
 /// disconnected, which applies the `on_disconnect` rule.

@@ -16,7 +16,11 @@ use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use std::sync::Arc;
 use tenure::{
-    HistoryMode, Message, Model, OnBusy, OnDisconnect, Principal, RawObject, SessionId, TurnRequest, User, excerpt,
+    Message, Model, Principal, SessionId, User,
+    policy::{HistoryMode, OnDisconnect},
+    rules::excerpt,
+    run::{OnBusy, TurnRequest},
+    session::RawObject,
 };
 
 /// A parsed and authorized chat request, with its model resolved.

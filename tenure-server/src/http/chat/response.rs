@@ -11,7 +11,9 @@ use futures_util::{StreamExt, stream};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tenure::{
-    ModelChunk, RawObject, ReconcileReport, RunEvent, RunId, SessionId, ToolProgress, TurnError, TurnOutcome,
+    RunEvent, SessionId, TurnOutcome,
+    run::{ModelChunk, ReconcileReport, RunId, ToolProgress, TurnError},
+    session::RawObject,
 };
 use tokio::sync::{mpsc, oneshot};
 

@@ -23,7 +23,10 @@ use crate::error::ApiResult;
 use crate::jobs::runs::{self, Drive};
 use crate::observability::metrics::TimedModel;
 use std::sync::Arc;
-use tenure::{EagerModelCall, RunEvent, TurnError, TurnStart};
+use tenure::{
+    RunEvent,
+    run::{EagerModelCall, TurnError, TurnStart},
+};
 use tokio::sync::{mpsc, oneshot};
 
 /// Capacity of the channel of answer chunks to a client. When it is full, backpressure applies: nothing more is

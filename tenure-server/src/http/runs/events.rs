@@ -8,7 +8,11 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use serde_json::{Value, json};
 use std::time::Duration;
-use tenure::{Entry, ModelChunk, Principal, Record, RunEvent, RunId, Seq, SessionId};
+use tenure::{
+    Principal, RunEvent, Seq, SessionId,
+    log::{Entry, Record},
+    run::{ModelChunk, RunId},
+};
 use tokio::sync::mpsc;
 
 /// Maximum number of records read at a time.

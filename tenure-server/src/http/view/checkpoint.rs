@@ -4,7 +4,7 @@ use super::json::{to_json, with_fields};
 use super::message::{MessageView, messages, write_messages};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use tenure::{Checkpoint, Role, Seq, Session, StoredMessage};
+use tenure::{Checkpoint, Role, Seq, Session, session::StoredMessage};
 use utoipa::ToSchema;
 
 /// A checkpoint: a named position to rewind to or fork at.

@@ -3,7 +3,10 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 use std::fmt::Write;
-use tenure::{DiscardedMessages, Seq, StoredMessage};
+use tenure::{
+    Seq,
+    session::{DiscardedMessages, StoredMessage},
+};
 use utoipa::ToSchema;
 
 /// A message in a session.
@@ -147,7 +150,7 @@ pub(super) mod tests {
         let raw = r#"{"role": "user",  "content": "\u00e9 \"quoted\""}"#;
         let at = jiff::Timestamp::new(1_700_000_000 + seq as i64, if seq.is_multiple_of(2) { 0 } else { 120_000_000 })
             .unwrap();
-        let run = (seq > 1).then(tenure::RunId::generate);
+        let run = (seq > 1).then(tenure::run::RunId::generate);
         let message = tenure::Message::parse(raw).unwrap();
         StoredMessage {
             seq,

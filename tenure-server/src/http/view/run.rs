@@ -2,7 +2,10 @@
 
 use serde::Serialize;
 use serde_json::Value;
-use tenure::{CachedToolResult, Head, Run, RunOutcome};
+use tenure::{
+    Head,
+    run::{CachedToolResult, Run, RunOutcome},
+};
 use utoipa::ToSchema;
 
 /// A run: one turn of model and tool calls.

@@ -107,8 +107,8 @@ pub struct SessionList {
     pub next_cursor: Option<String>,
 }
 
-impl From<tenure::SessionPage> for SessionList {
-    fn from(page: tenure::SessionPage) -> Self {
+impl From<tenure::session::SessionPage> for SessionList {
+    fn from(page: tenure::session::SessionPage) -> Self {
         let data = page.heads.iter().map(SessionView::from).collect();
         Self { object: "list", data, next_cursor: page.next.map(|c| c.to_string()) }
     }

@@ -1,7 +1,7 @@
 //! View of a session's summary.
 
 use serde::Serialize;
-use tenure::{Seq, Summary};
+use tenure::{Seq, session::Summary};
 use utoipa::ToSchema;
 
 /// A summary that models are shown in place of the oldest messages. The messages stay.

@@ -70,7 +70,10 @@ fn scan(root: OwnedFd, limits: &FileLimits) -> Result<Option<String>, Errno> {
             )));
         }
         if bytes > limits.disk {
-            return Ok(Some(format!("the files use more than {} (python.disk)", tenure::ByteSize(limits.disk))));
+            return Ok(Some(format!(
+                "the files use more than {} (python.disk)",
+                tenure::policy::ByteSize(limits.disk)
+            )));
         }
         if FileType::from_raw_mode(stat.st_mode) != FileType::Directory || stat.st_dev != device {
             continue;
