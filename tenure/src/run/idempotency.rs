@@ -69,9 +69,10 @@ impl Tenure {
             name: ANSWERS.to_owned(),
         };
         let Some(item) = self.store().get(&namespace, record.run.as_str(), None).await? else { return Ok(None) };
-        // Earlier versions stored only the body.
-        let replay = serde_json::from_str(&item.value);
-        Ok(Some(Box::new(replay.unwrap_or_else(|_| StoredAnswer { body: item.value, ..StoredAnswer::default() }))))
+        let answer = serde_json::from_str(&item.value).map_err(|e| {
+            Error::corrupt(format!("stored response of run {} in session {}", record.run, record.session), e)
+        })?;
+        Ok(Some(Box::new(answer)))
     }
 
     /// Creates an item that expires together with its idempotency key.
