@@ -285,7 +285,8 @@ impl KeyStore {
 
     /// Removes a key by its id. Returns false if there was none.
     pub async fn revoke(&self, id: &str) -> tenure::Result<bool> {
-        // A store written by an older version does not yet record that it has had keys.
+        // The flag may be missing although there is a key: `allow_unauthenticated` may have removed it while the
+        // key was created.
         if self.tenure.store().get(&keys_namespace(), id, None).await?.is_some() {
             self.require().await?;
         }

@@ -60,7 +60,7 @@ pub struct MissedStart {
 /// The stored outcome of one due time. Records are append-only and none invalidates another, so concurrent
 /// nodes need not agree on which of them writes (D-058).
 #[derive(Serialize, Deserialize)]
-#[serde(tag = "what", rename_all = "snake_case")]
+#[serde(tag = "kind", rename_all = "snake_case")]
 enum ScheduleRecord {
     /// The schedule was first seen; earlier due times are ignored.
     New {

@@ -208,8 +208,7 @@ impl Engine {
         } else {
             Vec::new()
         };
-        let hash =
-            cached.session.head().log_hash.map(|log| pages.iter().flatten().fold(log, |log, record| log.then(record)));
+        let hash = pages.iter().flatten().fold(cached.log_hash, |hash, record| hash.then(record));
         if hash != head.log_hash {
             tracing::warn!(session_id = %head.info.session_id, known = cached.session.head().seq, stored = head.seq,
                 "the log in the store differs from the cached one; the session was reloaded");

@@ -24,7 +24,7 @@ impl Engine {
                 self.store().heads(&SessionQuery { cursor, ..SessionQuery::new(owner_filter.clone(), PAGE) }).await?;
             for head in &page {
                 usage.sessions += u64::from(self.status_of(head).is_live());
-                usage.bytes += head.stored_bytes.unwrap_or(0);
+                usage.bytes += head.stored_bytes;
             }
             match page.last() {
                 Some(last) if page.len() == PAGE => cursor = Some(SessionCursor::of(last)),

@@ -148,8 +148,8 @@ impl Tenure {
 
 /// The head that follows from the log. Fields that do not follow from it are taken from the stored
 /// head: the next sweep time, the expiry of the lease, and where a purge moved the beginning of the
-/// log. Fields that are absent in the stored head stay absent: an older version may not have known
-/// them.
+/// log. A prompt prefix that is absent in the stored head stays absent: it is unknown, which is
+/// always allowed.
 fn expected_head(stored: &Head, replayed: &Head) -> Head {
     let mut head =
         Head { due_at: stored.due_at, first: stored.first, parent: stored.parent.clone(), ..replayed.clone() };
@@ -160,12 +160,6 @@ fn expected_head(stored: &Head, replayed: &Head) -> Head {
     }
     if stored.prompt_prefix.is_none() {
         head.prompt_prefix = None;
-    }
-    if stored.stored_bytes.is_none() {
-        head.stored_bytes = None;
-    }
-    if stored.log_hash.is_none() {
-        head.log_hash = None;
     }
     head
 }

@@ -22,9 +22,9 @@ use serde_json::{Map, Value};
 /// Namespace of the memories.
 pub(crate) const MEMORY: &str = "memory";
 /// Namespace of the back references.
-pub(crate) const BACK_REFERENCES: &str = "memory-traces";
+pub(crate) const BACK_REFERENCES: &str = "memory-back-references";
 /// Registry of the namespaces that contain memories, used to recompute their vectors.
-pub(crate) const NAMESPACES: &str = "memory-shelves";
+pub(crate) const NAMESPACES: &str = "memory-namespaces";
 /// The reserved tenant for data that belongs to no tenant.
 pub(crate) const SYSTEM: &str = "tenure:system";
 

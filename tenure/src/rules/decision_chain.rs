@@ -13,8 +13,8 @@ use serde_json::json;
 const CONTENT: &str = "tenure.decision.1";
 
 impl DecisionChain {
-    /// Returns the chain after one more decision. Decisions of older versions carry no link and leave the
-    /// chain unchanged.
+    /// Returns the chain after one more decision. A decision without a link leaves the chain
+    /// unchanged.
     pub(crate) fn after(chain: Option<Self>, decided: &ReviewDecided, at: Timestamp) -> Option<Self> {
         if decided.previous.is_none() {
             return chain;
@@ -69,7 +69,7 @@ impl ChainCheck {
                 self.imported = created.origin.as_ref().map_or(self.imported, |o| o.upto);
                 let inherited = std::mem::replace(&mut self.chain, created.decisions);
                 let differs = created.parent.is_some() && inherited.is_some() && inherited != created.decisions;
-                // A fork made by an older version does not record a chain; it starts its own.
+                // A fork that records no chain starts its own.
                 let is_broken = differs && created.decisions.is_some();
                 (None, is_broken.then(|| "the fork does not continue the hash chain of its parent".to_owned()))
             }

@@ -6,8 +6,8 @@ use crate::types::head::DECISIONS;
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
-/// Applies a client's merge patch. Writes to the decisions are ignored: older versions allowed them, so logs
-/// may contain some (D-065).
+/// Applies a client's merge patch. Writes to the decisions are ignored: an imported log may contain some
+/// (D-065).
 pub(crate) fn apply_patch(metadata: &mut Map<String, Value>, patch: &Map<String, Value>) {
     let decisions = metadata.remove(DECISIONS);
     merge_patch(metadata, patch);

@@ -597,9 +597,9 @@ impl Head {
             due_at: None,
             first: record.seq,
             seq: record.seq,
-            log_hash: Some(LogHash::of(record)),
+            log_hash: LogHash::of(record),
             digest: LogDigest::default(),
-            stored_bytes: None,
+            stored_bytes: 0,
             prompt_prefix: None,
             parent: created.parent.clone(),
             run: None,
@@ -640,7 +640,7 @@ impl Head {
         self.active_at = at;
         self.run = None;
         self.lease = None;
-        self.stored_bytes = Some(0);
+        self.stored_bytes = 0;
         self.reviews.clear();
         self.decisions = c.decisions;
         self.origin = c.origin;
@@ -653,8 +653,8 @@ impl Head {
         let at = record.at;
         self.seq = record.seq;
         self.log_hash = match record.entry {
-            Entry::Created(_) => Some(LogHash::of(record)),
-            _ => self.log_hash.map(|log| log.then(record)),
+            Entry::Created(_) => LogHash::of(record),
+            _ => self.log_hash.then(record),
         };
         self.info.updated_at = self.info.updated_at.max(at);
         let mut active = false;
@@ -668,7 +668,7 @@ impl Head {
                     .take()
                     .and_then(|prefix| prefix.with_message(entry, record.seq, self.digest.messages));
                 self.digest.advance(&entry.message);
-                self.stored_bytes = self.stored_bytes.map(|bytes| bytes + entry.message.stored_len());
+                self.stored_bytes += entry.message.stored_len();
                 active = true;
             }
             Entry::Rewound(r) => {

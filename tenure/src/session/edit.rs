@@ -54,9 +54,9 @@ impl Session {
         } else {
             let discarded = self.discarded.clone();
             // The hash covers the records as they are stored, with blob references in place of media.
-            let hash = self.committed_end.and_then(|end| end.hash);
-            let log = hash.map(|before| records.iter().fold(before, |hash, record| hash.then(record)));
-            let head = Head { log_hash: log, ..self.head().clone() };
+            let committed_hash = self.committed_end.map(|end| end.hash).unwrap_or_default();
+            let log_hash = records.iter().fold(committed_hash, |hash, record| hash.then(record));
+            let head = Head { log_hash, ..self.head().clone() };
             let commit = Commit { blobs, discarded, ..Commit::new(self.committed_end, records, head) };
             tenure.engine.commit_step(&commit).await?;
             tenure.engine.evict(&self.head().key());

@@ -118,7 +118,7 @@ fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
         let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
         if path.is_dir() {
             // The directories of items and blobs of a JSONL store contain no messages.
-            if !["shelves", "blobs"].contains(&name) {
+            if !["namespaces", "blobs"].contains(&name) {
                 collect(&path, files)?;
             }
         } else if name.ends_with(".jsonl") && !name.ends_with(".discarded.jsonl") {
@@ -191,7 +191,7 @@ impl<'a> TranscriptReader<'a> {
         match Message::parse(text) {
             Ok(message) => self.messages.push(message),
             // Other lines of the JSONL store.
-            Err(_) if ["{\"item\":", "{\"gone\":", "{\"head\":"].iter().any(|p| text.starts_with(p)) => {}
+            Err(_) if ["{\"item\":", "{\"removed\":", "{\"head\":"].iter().any(|p| text.starts_with(p)) => {}
             Err(_) if !is_complete => self.problem(number, "the line is incomplete: the file ends within a message"),
             Err(e) => self.problem(number, e.to_string()),
         }

@@ -20,9 +20,9 @@ use std::fmt;
 use std::sync::Arc;
 use tokio::sync::broadcast;
 
-/// The newest storage format, which this version reads and writes. Data in any older format can be
-/// opened as well.
-pub const FORMAT: u32 = 4;
+/// The newest storage format, which this version reads and writes. Data in the format of any released
+/// version can be opened as well.
+pub const FORMAT: u32 = 1;
 
 /// Maximum size of a page of records, in bytes of text. A page that reaches it ends early, even if
 /// the limit of the range is not reached.

@@ -6,7 +6,7 @@
 //! DIR/TENANT/SESSION.jsonl                a session: its records, items and head (see `codec`)
 //! DIR/TENANT/SESSION.discarded.jsonl      the messages that rewinds discarded, one per line; a copy for people
 //! DIR/TENANT/blobs/HEX                    media in their original bytes, named by their BLAKE3 hash
-//! DIR/TENANT/shelves/OWNER.jsonl          the items of a user, a group or the tenant
+//! DIR/TENANT/namespaces/OWNER.jsonl       the items of a user, a group or the tenant
 //! ```
 //!
 //! A JSONL file only grows, one commit at a time, and each commit is on disk (fsync) before it is

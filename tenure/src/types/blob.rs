@@ -66,13 +66,8 @@ pub struct BlobRef {
     pub offset: usize,
     /// The id of the blob.
     pub id: BlobId,
-    /// The size of the blob in bytes. 0 in references written by older versions.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    /// The size of the blob in bytes.
     pub len: u64,
-}
-
-fn is_zero(n: &u64) -> bool {
-    *n == 0
 }
 
 /// Returns the base64 part of a data URL, or the whole input if it is not a data URL.

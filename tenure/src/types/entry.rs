@@ -375,7 +375,7 @@ pub struct ReviewDecided {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arguments: Option<Value>,
     /// The hash of the session's previous decision ([`ReviewDecided::hash`]), which links the decisions to a
-    /// hash chain (D-064). `None` in entries of older versions.
+    /// hash chain (D-064). `None` means that the decision is not linked; imported logs may contain such decisions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub previous: Option<DecisionHash>,
 }
@@ -457,7 +457,7 @@ impl Entry {
             text.push_str(&format!(r#""run":"{run}","#));
         }
         if entry.replaces_instructions {
-            text.push_str(r#""lead":true,"#);
+            text.push_str(r#""replaces_instructions":true,"#);
         }
         if entry.partial {
             text.push_str(r#""partial":true,"#);
@@ -468,7 +468,7 @@ impl Entry {
         if !entry.message.blob_refs().is_empty() {
             let blob_refs =
                 serde_json::to_string(entry.message.blob_refs()).expect("blob references serialize to JSON");
-            text.push_str(&format!(r#""cuts":{blob_refs},"#));
+            text.push_str(&format!(r#""blob_refs":{blob_refs},"#));
         }
         text.push_str(r#""body":"#);
         text.push_str(entry.message.as_str());
@@ -519,13 +519,13 @@ struct MessageLine<'a> {
 struct MessageEntryLine<'a> {
     #[serde(default)]
     run: Option<RunId>,
-    #[serde(default, rename = "lead")]
+    #[serde(default)]
     replaces_instructions: bool,
     #[serde(default)]
     partial: bool,
     #[serde(default)]
     replies_to: Option<Seq>,
-    #[serde(default, rename = "cuts")]
+    #[serde(default)]
     blob_refs: Vec<BlobRef>,
     #[serde(borrow)]
     body: &'a RawValue,

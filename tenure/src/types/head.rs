@@ -98,7 +98,7 @@ pub struct LogEnd {
     /// The last record.
     pub seq: Seq,
     /// The hash over the log ([`Head::log_hash`]).
-    pub hash: Option<LogHash>,
+    pub hash: LogHash,
 }
 
 /// The index row of a session. Everything but `due_at` and the end of the lease is derived from the log and
@@ -131,14 +131,12 @@ pub struct Head {
     pub first: Seq,
     /// The last record.
     pub seq: Seq,
-    /// The hash over the log. `None` for sessions that were created before format 3.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub log_hash: Option<LogHash>,
+    /// The hash over the log.
+    pub log_hash: LogHash,
     /// The log digest at the end of the log.
     pub digest: LogDigest,
-    /// Bytes of messages and media in the session's own log. `None` if an older version created the session.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stored_bytes: Option<u64>,
+    /// Bytes of messages and media in the session's own log.
+    pub stored_bytes: u64,
     /// The positions of the prompt prefix. `None` means that they are unknown: in a fork, after a rewind that
     /// discarded a part of the prefix, or if the instructions are not a contiguous range of records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -194,8 +192,7 @@ impl Head {
             labels.push(ReviewIndexLabel::Open.label());
         }
         labels.extend(self.reviews.iter().filter_map(|r| Some(ReviewIndexLabel::Queue(r.queue.clone()?).label())));
-        // Sessions whose decisions were all made by older versions have no chain. Clients cannot write the
-        // field.
+        // Sessions whose decisions are all unlinked have no chain. Clients cannot write the field.
         if self.decisions.is_some() || self.info.metadata.contains_key(DECISIONS) {
             labels.push(ReviewIndexLabel::Decided.label());
         }

@@ -190,12 +190,12 @@ impl ReviewId {
         self.as_str().strip_prefix("rev_")?.split_once('_')
     }
 
-    /// Returns the record that opened the review. `None` for ids of older versions.
+    /// Returns the record that opened the review. `None` if the id does not have the form of [`ReviewId::of`].
     pub fn seq(&self) -> Option<Seq> {
         self.parts()?.0.parse().ok()
     }
 
-    /// Returns the session of the review. `None` for ids of older versions.
+    /// Returns the session of the review. `None` if the id does not have the form of [`ReviewId::of`].
     pub fn session(&self) -> Option<SessionId> {
         SessionId::new(self.parts()?.1).ok()
     }

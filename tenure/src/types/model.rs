@@ -9,7 +9,6 @@ pub enum ModelChunk {
     /// One chunk of a stream (`chat.completion.chunk`).
     Chunk(String),
     /// The complete response (`chat.completion`).
-    #[serde(rename = "whole")]
     Complete(String),
 }
 

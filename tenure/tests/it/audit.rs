@@ -92,8 +92,8 @@ on_every_store! {
         assert_eq!(t.examine(|_| ()).await.unwrap(), []);
     }
 
-    /// In a log of an older version, which let clients write the field, the recorded decisions take
-    /// precedence over it.
+    /// In a log that sets the field, such as an imported one, the recorded decisions take precedence over
+    /// it.
     async fn a_log_with_an_erased_trail_still_has_it(home: &mut Home) {
         create_decided_session(home, "x", 1).await;
         let mut records = log(home, "x").await;
@@ -255,16 +255,15 @@ on_every_store! {
     }
 }
 
-/// Decisions of older versions have no link: they are read as they are, and the chain starts after
-/// them.
+/// Decisions without a link are read as they are, and the chain starts after them.
 #[tokio::test]
-async fn decisions_of_older_versions_stay_readable() {
+async fn decisions_without_a_link_are_readable() {
     let old = r#"{"review_decided":{"review":"rev_3_x","step":"pay","decision":"approved","reviewer":"eve","notes":"fine","arguments":{"a":1}}}"#;
     let entry = Entry::decode(old).unwrap();
     assert_eq!(entry.encode(), old);
     let Entry::ReviewDecided(decided) = &entry else { panic!("{entry:?}") };
     assert_eq!(decided.previous, None);
-    let created = r#"{"created":{"user":"ada","parent":{"session":"p","seq":1,"mark":{"messages":0,"turns":0,"visible":0,"hash":"00000000000000000000000000000000"}}}}"#;
+    let created = r#"{"created":{"user":"ada","parent":{"session":"p","seq":1,"digest":{"messages":0,"turns":0,"visible":0,"hash":"00000000000000000000000000000000"}}}}"#;
     assert_eq!(Entry::decode(created).unwrap().encode(), created);
     let linked = old.replace("}}}", &format!(r#"}},"previous":"{}"}}}}"#, "0f".repeat(32)));
     let Entry::ReviewDecided(decided) = Entry::decode(&linked).unwrap() else { panic!() };

@@ -403,7 +403,7 @@ async fn a_corrupted_row_is_located_on_sqlite() {
     damaged("sqlite", async |home| {
         let db = rusqlite::Connection::open(home.url.strip_prefix("sqlite:").unwrap()).unwrap();
         let sql = "UPDATE record SET entry = replace(entry, 'search', 'SEARCH') \
-                   WHERE k & 0xffffffff = 8 AND k >> 32 = (SELECT id FROM head WHERE session = 'x')";
+                   WHERE record_key & 0xffffffff = 8 AND record_key >> 32 = (SELECT id FROM head WHERE session = 'x')";
         assert_eq!(db.execute(sql, []).unwrap(), 1);
     })
     .await;

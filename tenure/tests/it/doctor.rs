@@ -63,19 +63,19 @@ on_every_store! {
         assert_eq!(repaired, RepairReport::default());
     }
 
-    /// Heads of older versions do not record the instructions; this is not damage. A recorded value
-    /// must be correct.
-    async fn a_head_of_an_older_version_has_no_findings(home: &mut Home) {
+    /// A head without the positions of the prompt prefix is not damaged: they are then unknown. A recorded
+    /// value must be correct.
+    async fn a_head_without_a_prompt_prefix_has_no_findings(home: &mut Home) {
         create_sessions(home).await;
         let correct = home.tenure.head(&admin(), &id("x")).await.unwrap();
         let prompt_prefix = correct.prompt_prefix.clone().unwrap();
-        let older = Head { prompt_prefix: None, ..correct.clone() };
-        home.tenure.store().commit(&Commit::new(Some(correct.end()), Vec::new(), older)).await.unwrap();
+        let unknown = Head { prompt_prefix: None, ..correct.clone() };
+        home.tenure.store().commit(&Commit::new(Some(correct.end()), Vec::new(), unknown)).await.unwrap();
         assert_eq!(findings_of(home).await, [""; 0]);
         let wrong = Head { prompt_prefix: Some(PromptPrefix { summary: Some((3, 2)), ..prompt_prefix }), ..correct.clone() };
         home.tenure.store().commit(&Commit::new(Some(correct.end()), Vec::new(), wrong)).await.unwrap();
         let findings = home.tenure.examine(|_| ()).await.unwrap();
-        assert!(findings.len() == 1 && findings[0].description.ends_with("front"), "{findings:?}");
+        assert!(findings.len() == 1 && findings[0].description.ends_with("prompt_prefix"), "{findings:?}");
         assert!(home.tenure.repair(&findings[0]).await.unwrap());
         assert_eq!(home.tenure.head(&admin(), &id("x")).await.unwrap().prompt_prefix, correct.prompt_prefix);
     }
@@ -90,7 +90,7 @@ on_every_store! {
             let findings = home.tenure.examine(|_| ()).await.unwrap();
             assert_eq!(findings.len(), 1, "{findings:?}");
             assert_eq!(findings[0].remedy, Remedy::RebuildHead(correct.key()));
-            assert!(findings[0].description.ends_with("info, mark, status"), "{}", findings[0]);
+            assert!(findings[0].description.ends_with("digest, info, status"), "{}", findings[0]);
             assert!(home.tenure.repair(&findings[0]).await.unwrap());
             let now = home.tenure.head(&admin(), &id(name)).await.unwrap();
             assert_eq!(Head { due_at: correct.due_at, ..now }, correct);
@@ -111,27 +111,27 @@ struct Case {
 
 const CASES: [Case; 12] = [
     Case {
-        sqlite: "DELETE FROM record WHERE k & 0xffffffff = 5 AND k >> 32 = (SELECT id FROM head WHERE tenant = 'other')",
+        sqlite: "DELETE FROM record WHERE record_key & 0xffffffff = 5 AND record_key >> 32 = (SELECT id FROM head WHERE tenant = 'other')",
         postgres: "DELETE FROM tenure_record WHERE tenant = 'other' AND seq = 5",
         words: &["other/x, record 5", "the record is missing", "backup"],
         repairable: false,
     },
     Case {
-        sqlite: "UPDATE record SET entry = replace(entry, 'search', 'SEARCH') WHERE k & 0xffffffff = 3 AND k >> 32 = (SELECT id FROM head WHERE tenant = 'other')",
+        sqlite: "UPDATE record SET entry = replace(entry, 'search', 'SEARCH') WHERE record_key & 0xffffffff = 3 AND record_key >> 32 = (SELECT id FROM head WHERE tenant = 'other')",
         postgres: "UPDATE tenure_record SET entry = replace(entry, 'search', 'SEARCH') WHERE tenant = 'other' AND seq = 3",
         words: &["other/x, record 3", "checksum"],
         repairable: false,
     },
     Case {
-        sqlite: "UPDATE head SET card = '{\"first\":1' WHERE session = 'y'",
-        postgres: "UPDATE tenure_head SET card = '{' WHERE session = 'y'",
+        sqlite: "UPDATE head SET head_json = '{\"first\":1' WHERE session = 'y'",
+        postgres: "UPDATE tenure_head SET head_json = '{' WHERE session = 'y'",
         words: &["acme/y", "backup"],
         repairable: false,
     },
     Case {
-        sqlite: "UPDATE head SET card = json_set(card, '$.mark.turns', 7) WHERE session = 'y'",
-        postgres: "UPDATE tenure_head SET card = replace(card, '\"turns\":1', '\"turns\":7') WHERE session = 'y'",
-        words: &["acme/y", "the head differs from the log in: mark"],
+        sqlite: "UPDATE head SET head_json = json_set(head_json, '$.digest.turns', 7) WHERE session = 'y'",
+        postgres: "UPDATE tenure_head SET head_json = replace(head_json, '\"turns\":1', '\"turns\":7') WHERE session = 'y'",
+        words: &["acme/y", "the head differs from the log in: digest"],
         repairable: true,
     },
     Case {
@@ -141,20 +141,20 @@ const CASES: [Case; 12] = [
         repairable: false,
     },
     Case {
-        sqlite: "UPDATE head SET parent = 'nobody', card = json_set(card, '$.parent.session', 'nobody') WHERE session = 'f'",
+        sqlite: "UPDATE head SET parent = 'nobody', head_json = json_set(head_json, '$.parent.session', 'nobody') WHERE session = 'f'",
         postgres: "UPDATE tenure_head SET parent = 'nobody' WHERE session = 'f'",
         words: &["session acme/f", "its parent session nobody (forked at record", "does not exist", "purge"],
         repairable: false,
     },
     Case {
-        sqlite: "UPDATE head SET parent = 'gone', card = json_set(card, '$.parent.session', 'gone') WHERE session = 'g'",
+        sqlite: "UPDATE head SET parent = 'gone', head_json = json_set(head_json, '$.parent.session', 'gone') WHERE session = 'g'",
         postgres: "UPDATE tenure_head SET parent = 'gone' WHERE session = 'g'",
         words: &["session acme/g", "forked from gone at record", "but the log of that session ends at"],
         repairable: false,
     },
     Case {
         sqlite: "DELETE FROM blob WHERE tenant = 'other'",
-        postgres: "DELETE FROM tenure_blob_use WHERE tenant = 'other'; DELETE FROM tenure_blob WHERE tenant = 'other'",
+        postgres: "DELETE FROM tenure_blob_ref WHERE tenant = 'other'; DELETE FROM tenure_blob WHERE tenant = 'other'",
         words: &["session other/x, record", "references blob", "missing", "backup"],
         repairable: false,
     },
@@ -165,17 +165,17 @@ const CASES: [Case; 12] = [
         repairable: false,
     },
     Case {
-        sqlite: "DELETE FROM blob_use WHERE tenant = 'other'",
-        postgres: "DELETE FROM tenure_blob_use WHERE tenant = 'other'",
+        sqlite: "DELETE FROM blob_ref WHERE tenant = 'other'",
+        postgres: "DELETE FROM tenure_blob_ref WHERE tenant = 'other'",
         words: &["tenant other, blob", "no session references it", "a message references the blob", "import it again"],
         repairable: false,
     },
     Case {
         sqlite: "INSERT INTO blob SELECT tenant, zeroblob(32), x'00' FROM blob WHERE tenant = 'other';
-            INSERT INTO blob_use SELECT 77, 1, tenant, zeroblob(32) FROM blob WHERE tenant = 'other' LIMIT 1;
+            INSERT INTO blob_ref SELECT 77, 1, tenant, zeroblob(32) FROM blob WHERE tenant = 'other' LIMIT 1;
             INSERT INTO blob VALUES ('acme', zeroblob(32), x'00')",
         postgres: "INSERT INTO tenure_blob VALUES ('other', decode(repeat('00', 32), 'hex'), '\\x00'), ('acme', decode(repeat('00', 32), 'hex'), '\\x00');
-            INSERT INTO tenure_blob_use VALUES (1, 'other', 'nobody', decode(repeat('00', 32), 'hex'))",
+            INSERT INTO tenure_blob_ref VALUES (1, 'other', 'nobody', decode(repeat('00', 32), 'hex'))",
         words: &["tenant acme, blob 00000000", "no session references it", "removes it"],
         repairable: true,
     },
@@ -234,16 +234,18 @@ async fn damage_below_the_rows_is_found_on_sqlite() {
     create_sessions(&home).await;
     let file = home.url.strip_prefix("sqlite:").unwrap().to_owned();
     let db = || rusqlite::Connection::open(&file).unwrap();
-    db().execute_batch("UPDATE head SET status = 'paused', hash = zeroblob(16) WHERE session = 'f'").unwrap();
+    db().execute_batch("UPDATE head SET status = 'paused', visible_hash = zeroblob(16) WHERE session = 'f'").unwrap();
     let findings = home.tenure.examine(|_| ()).await.unwrap();
     assert_eq!(findings.len(), 1);
     assert!(findings[0].description.contains("user, status or hash differs from the serialized head"), "{findings:?}");
     assert_eq!(home.tenure.repair_all(|_| ()).await.unwrap().remaining, []);
 
-    db().execute_batch("INSERT INTO record SELECT k + 50, at, sum, entry FROM record WHERE k & 0xffffffff = 2")
-        .unwrap();
+    db().execute_batch(
+        "INSERT INTO record SELECT record_key + 50, at, checksum, entry FROM record WHERE record_key & 0xffffffff = 2",
+    )
+    .unwrap();
     assert!(has_finding(&findings_of(&home).await, &["acme/y", "1 records are outside the range of its log"]));
-    db().execute_batch("DELETE FROM record WHERE k & 0xffffffff > 40").unwrap();
+    db().execute_batch("DELETE FROM record WHERE record_key & 0xffffffff > 40").unwrap();
     assert_eq!(findings_of(&home).await, [""; 0]);
 
     // An index with an overwritten page.
@@ -287,7 +289,7 @@ async fn files_changed_by_hand_are_found_on_jsonl() {
     for (name, words) in [
         ("notes.txt", vec!["not a file of the store", "move it"]),
         ("acme/notes.txt", vec!["not a file of the store"]),
-        ("acme/shelves/notes.txt", vec!["not a file of the store"]),
+        ("acme/namespaces/notes.txt", vec!["not a file of the store"]),
         ("acme/blobs/notes.txt", vec!["not a file of the store"]),
         ("acme/new.jsonl", vec!["created by another program while the store is open", "open it again"]),
         ("acme/nobody.discarded.jsonl", vec!["its session does not exist"]),

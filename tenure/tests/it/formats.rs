@@ -18,37 +18,35 @@ fn url(kind: &str, dir: &Path) -> String {
     format!("{kind}:{}", dir.join(if kind == "sqlite" { "tenure.db" } else { "jsonl" }).display())
 }
 
-/// One entry of every kind, with the fields that the format has.
-fn entries(format: u32) -> Vec<Entry> {
+/// One entry of every kind, except for `rewound`, which [`fill`] writes.
+fn entries() -> Vec<Entry> {
     let texts = [
         r#"{"created":{"user":"ada","assistant":"asst","thread":"th","model":"m","title":"Ti\u0000tle","tags":["a"],"metadata":{"k":1.5}}}"#,
         r#"{"message":{"body":{ "role":"user", "content":"hello \u0000 é", "x":1.10 }}}"#,
-        r#"{"message":{"run":"r1","lead":true,"body":{"role":"system","content":"be polite"}}}"#,
+        r#"{"message":{"run":"r1","replaces_instructions":true,"body":{"role":"system","content":"be polite"}}}"#,
         r#"{"checkpoint":{"label":"here","auto":true,"run":"r1","step":3,"state":{"n":1}}}"#,
-        r#"{"info":{"title":null,"tags":["b"],"metadata":{"k":null,"z":{"deep":true}},"style":"full"}}"#,
-        r#"{"run_started":{"run":"r1","detail":{"why":"test"}}}"#,
+        r#"{"info":{"title":null,"tags":["b"],"metadata":{"k":null,"z":{"deep":true}}}}"#,
+        r#"{"run_started":{"run":"r1","claim":{"node":"n0","until":"2026-01-01T00:00:30Z"},"detail":{"why":"test"}}}"#,
         r#"{"run_claimed":{"run":"r1","node":"n1","until":"2026-01-01T00:01:00Z"}}"#,
         r#"{"tool_started":{"run":"r1","call":"c1","tool":"search"}}"#,
-        r#"{"review_opened":{"review":"rv1","step":"refund","run":"r1","call":"c1","queue":"finance"}}"#,
+        r#"{"review_opened":{"review":"rev_9_every.kind","step":"refund","run":"r1","call":"c1","queue":"finance","timeout":{"at":"2026-01-02T00:00:00Z","decision":"rejected"},"detail":{"amount":5}}}"#,
+        r#"{"review_claimed":{"review":"rev_9_every.kind","by":"user_789","until":"2026-01-01T00:05:00Z"}}"#,
         r#"{"status":{"to":"paused","reason":"review"}}"#,
-        r#"{"review_decided":{"review":"rv1","step":"refund","decision":"approved","reviewer":"user_789","notes":"fine"}}"#,
+        r#"{"review_decided":{"review":"rev_9_every.kind","step":"refund","decision":"corrected","reviewer":"user_789","notes":"fine","arguments":{"amount":4},"previous":"0000000000000000000000000000000000000000000000000000000000000000"}}"#,
         r#"{"status":{"to":"active"}}"#,
         r#"{"run_ended":{"run":"r1","outcome":"completed"}}"#,
         r#"{"compacted":{"upto":2,"summary":{"role":"system","content":"they said hello"}}}"#,
         r#"{"message":{"body":{"role":"assistant","content":"bye"}}}"#,
-    ];
-    let since_2 = [
-        r#"{"message":{"replies_to":15,"body":{"role":"user","content":"still there?"}}}"#,
+        r#"{"message":{"replies_to":16,"body":{"role":"user","content":"still there?"}}}"#,
         r#"{"message":{"run":"r2","partial":true,"body":{"role":"assistant","content":"I am, b"}}}"#,
     ];
-    let since_2 = since_2.iter().filter(|_| format >= 2);
-    texts.iter().chain(since_2).map(|t| Entry::decode(t).unwrap()).collect()
+    texts.iter().map(|t| Entry::decode(t).unwrap()).collect()
 }
 
 async fn fill(tenure: &Tenure) {
     let principal = ada();
     let at: jiff::Timestamp = "2026-01-01T00:00:00.000007Z".parse().unwrap();
-    let records: Vec<Record> = (1..).zip(entries(FORMAT)).map(|(seq, entry)| Record { seq, at, entry }).collect();
+    let records: Vec<Record> = (1..).zip(entries()).map(|(seq, entry)| Record { seq, at, entry }).collect();
     let session = Session::replay(&principal.key(&id("every.kind")), records.clone()).unwrap();
     tenure.store().commit(&Commit::new(None, records, session.head().clone())).await.unwrap();
     tenure.create(&principal, named("p")).await.unwrap();
@@ -81,35 +79,19 @@ async fn fill(tenure: &Tenure) {
     tenure.store().put(&namespace, &item, None).await.unwrap();
 }
 
-async fn check(tenure: &Tenure, format: u32) {
+async fn check(tenure: &Tenure) {
     let principal = ada();
     let s = tenure.load_any(&principal, &id("every.kind")).await.unwrap();
     let log =
         tenure.store().records(&principal.key(&id("every.kind")), &tenure::store::RecordRange::after(0)).await.unwrap();
-    assert_eq!(log.iter().map(|r| r.entry.clone()).collect::<Vec<_>>(), entries(format));
+    assert_eq!(log.iter().map(|r| r.entry.clone()).collect::<Vec<_>>(), entries());
     let replayed = Session::replay(&principal.key(&id("every.kind")), log).unwrap();
-    // Older versions do not store the prompt prefix.
-    assert!(s.head().prompt_prefix.is_none() || s.head().prompt_prefix == replayed.head().prompt_prefix);
-    // Format 1 does not store the keys of content matching, and hashes texts before whitespace is
-    // normalized.
-    let mut stored = Head { prompt_prefix: replayed.head().prompt_prefix.clone(), ..s.head().clone() };
-    // Sessions of older formats have no log hash, unless the store derives their head from the log.
-    assert!(stored.log_hash.is_none() || stored.log_hash == replayed.head().log_hash);
-    assert!(format < 3 || stored.log_hash.is_some());
-    stored.log_hash = replayed.head().log_hash;
-    assert!(format < 4 || stored.stored_bytes.is_some());
-    stored.stored_bytes = replayed.head().stored_bytes;
-    if stored.digest.question.is_none() {
-        let LogDigest { hash, question, exchange, ref calls, .. } = replayed.head().digest;
-        stored.digest = LogDigest { hash, question, exchange, calls: calls.clone(), ..stored.digest };
-    }
-    assert_eq!(*replayed.head(), stored);
+    assert_eq!(replayed.head(), s.head());
     assert_eq!((&replayed.messages, &replayed.checkpoints), (&s.messages, &s.checkpoints));
     assert_eq!((&replayed.runs, &replayed.reviews, replayed.summary()), (&s.runs, &s.reviews, s.summary()));
     assert_eq!(s.head().info.metadata["hitl_decisions"][0]["reviewer"], "user_789");
     assert_eq!(texts(&s)[0], r#"{ "role":"user", "content":"hello \u0000 é", "x":1.10 }"#);
-    let after = if format >= 2 { 3 } else { 1 };
-    assert_eq!(history(&s, &Window::default()).len(), 2 + after, "instructions, summary, and what came after it");
+    assert_eq!(history(&s, &Window::default()).len(), 5, "instructions, summary, and what came after it");
     let p = tenure.load_any(&principal, &id("p")).await.unwrap();
     assert_eq!(texts(&p), raw(&[turn(1), vec![picture("see", "G")]].concat()));
     let discarded = tenure.discarded(&principal, &id("p")).await.unwrap();
@@ -146,6 +128,7 @@ async fn write() {
         fill(&tenure).await;
     }
     std::fs::remove_file(folder.join("jsonl/lock")).ok();
+    std::fs::remove_file(folder.join("tenure.db-reserve")).ok();
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -153,7 +136,7 @@ fn copy(from: &Path, to: &Path) {
     for entry in std::fs::read_dir(from).unwrap().map(|e| e.unwrap()) {
         let target = to.join(entry.file_name());
         if entry.path().is_dir() {
-            copy(&entry.path(), &target)
+            copy(&entry.path(), &target);
         } else {
             std::fs::copy(entry.path(), target).unwrap();
         }
@@ -168,7 +151,7 @@ async fn every_released_format_opens() {
             copy(&folder(format), dir.path());
             let tenure = Tenure::open_with(&url(kind, dir.path()), options()).await.unwrap();
             assert!(tenure.repairs().is_empty(), "{:?}", tenure.repairs());
-            check(&tenure, format).await;
+            check(&tenure).await;
         }
     }
 }

@@ -239,7 +239,7 @@ async fn damaged_sessions_are_reported_and_skipped() {
     home.reopen().await;
     let file = rusqlite::Connection::open(home.url.strip_prefix("sqlite:").unwrap()).unwrap();
     let changed = file
-        .execute("UPDATE record SET entry = replace(entry, 'the ferry', 'the furry') WHERE k >> 32 = (SELECT id FROM head WHERE session = 'b')", [])
+        .execute("UPDATE record SET entry = replace(entry, 'the ferry', 'the furry') WHERE record_key >> 32 = (SELECT id FROM head WHERE session = 'b')", [])
         .unwrap();
     assert!(changed > 0);
     let page = home.tenure.search_sessions(&ada(), &search("ferry")).await.unwrap();

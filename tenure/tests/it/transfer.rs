@@ -240,7 +240,7 @@ async fn an_export_is_validated() {
     let opened = index_of("review_opened");
     let fork = good["log"].as_array().unwrap().iter().rposition(|r| r["entry"].get("created").is_some()).unwrap();
     let with_media =
-        good["log"].as_array().unwrap().iter().position(|r| r["entry"]["message"].get("cuts").is_some()).unwrap();
+        good["log"].as_array().unwrap().iter().position(|r| r["entry"]["message"].get("blob_refs").is_some()).unwrap();
     assert!(fork > 0);
     type Patch<'a> = Box<dyn Fn(&mut Value) + 'a>;
     let last = good["log"].as_array().unwrap().len() - 1;
@@ -290,14 +290,14 @@ async fn an_export_is_validated() {
             Box::new(|e| e["log"][decision]["entry"]["review_decided"]["previous"] = json!("11".repeat(32))),
         ),
         (
-            format!("log[{with_media}].entry.message.cuts"),
+            format!("log[{with_media}].entry.message.blob_refs"),
             Box::new(|e| {
                 e["log"][with_media]["entry"]["message"]["body"] = json!({"role": "user", "content": "no place"})
             }),
         ),
         (
-            format!("log[{with_media}].entry.message.cuts"),
-            Box::new(|e| e["log"][with_media]["entry"]["message"]["cuts"][0]["id"] = json!("22".repeat(32))),
+            format!("log[{with_media}].entry.message.blob_refs"),
+            Box::new(|e| e["log"][with_media]["entry"]["message"]["blob_refs"][0]["id"] = json!("22".repeat(32))),
         ),
         (
             format!("blobs.{}", good["blobs"].as_object().unwrap().keys().next().unwrap()),
@@ -338,8 +338,8 @@ async fn an_export_is_validated() {
     // Digests are computed, not trusted; owners and leases are not imported (D-090).
     let mut forged = good.clone();
     let bad = json!({"messages": 1, "turns": 1, "visible": 1, "hash": "ff".repeat(16)});
-    forged["log"][rewound]["entry"]["rewound"]["mark"] = bad.clone();
-    forged["log"][fork]["entry"]["created"]["parent"]["mark"] = bad;
+    forged["log"][rewound]["entry"]["rewound"]["digest"] = bad.clone();
+    forged["log"][fork]["entry"]["created"]["parent"]["digest"] = bad;
     forged["log"][0]["entry"]["created"]["user"] = json!("cfo");
     forged["log"][fork]["entry"]["created"]["user"] = json!("cfo");
     let foreign = import::read(&forged.to_string(), None).unwrap().pop().unwrap().unwrap();
@@ -385,7 +385,7 @@ async fn an_export_that_was_formatted_anew_is_imported() {
     assert_eq!((values(&a), &a.head().digest.hash), (values(&b), &b.head().digest.hash));
 }
 
-/// Entries of older versions and of the current one.
+/// Entries with and without an origin.
 #[test]
 fn entries_with_an_origin_are_read() {
     let old = r#"{"created":{"user":"ada","title":"T"}}"#;

@@ -313,7 +313,7 @@ impl LogRebuild<'_> {
         let mut rest = message.as_str();
         for blob_ref in message.blob_refs() {
             let invalid =
-                |reason: &str| Error::invalid(format!("{location}.cuts"), format!("{reason} {}", blob_ref.id));
+                |reason: &str| Error::invalid(format!("{location}.blob_refs"), format!("{reason} {}", blob_ref.id));
             let (before, after) =
                 rest.split_once(&marker(&blob_ref.id)).ok_or_else(|| invalid("the body has no marker for blob"))?;
             let bytes = self.media.get(&blob_ref.id).ok_or_else(|| invalid("the export does not contain blob"))?;

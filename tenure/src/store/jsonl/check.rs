@@ -60,7 +60,7 @@ impl JsonlEngine {
                         findings.push(Finding::new(path.display(), "its session does not exist", REOPEN));
                     }
                 }
-                NamedFile::Foreign if !(path.is_dir() && ["blobs", "shelves"].contains(&&*name)) => stray.push(path),
+                NamedFile::Foreign if !(path.is_dir() && ["blobs", "namespaces"].contains(&&*name)) => stray.push(path),
                 _ => {}
             }
         }

@@ -4,8 +4,8 @@
 //!
 //! ```text
 //! {"owner":"user/ada"}                                          the owner of the items; the first line of an item file
-//! {"gone":{"shelf":"cache","key":"k0"}}                         a removed item (tombstone)
-//! {"item":{"shelf":"cache","key":"k1","value":"…",…}}           an inserted or replaced item
+//! {"removed":{"namespace":"cache","key":"k0"}}                  a removed item (tombstone)
+//! {"item":{"namespace":"cache","key":"k1","value":"…",…}}       an inserted or replaced item
 //! {"seq":3,"at":"2026-01-01T00:00:00.000001Z","entry":{…}}      a record
 //! ```
 //!
@@ -48,7 +48,6 @@ pub(super) struct LogLine<'a> {
     pub entry: Option<&'a RawValue>,
     pub owner: Option<String>,
     pub item: Option<ItemLine<String, Item>>,
-    #[serde(rename = "gone")]
     pub removed: Option<RemovedLine<String>>,
     pub head: Option<Head>,
     #[serde(default)]
@@ -58,7 +57,6 @@ pub(super) struct LogLine<'a> {
 /// An item with the name of its namespace.
 #[derive(Serialize, Deserialize)]
 pub(super) struct ItemLine<S, I> {
-    #[serde(rename = "shelf")]
     pub namespace: S,
     #[serde(flatten)]
     pub item: I,
@@ -67,7 +65,6 @@ pub(super) struct ItemLine<S, I> {
 /// A tombstone: an item that was removed.
 #[derive(Serialize, Deserialize)]
 pub(super) struct RemovedLine<S> {
-    #[serde(rename = "shelf")]
     pub namespace: S,
     pub key: S,
 }
@@ -130,7 +127,7 @@ impl LineBatch {
     /// Adds a tombstone for a removed item.
     pub fn removed_item(&mut self, namespace: &str, key: &str) {
         self.items += 1;
-        self.line("gone", &RemovedLine { namespace, key });
+        self.line("removed", &RemovedLine { namespace, key });
     }
 
     /// Adds a record with its serialized entry.

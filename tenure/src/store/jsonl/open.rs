@@ -44,12 +44,6 @@ pub(super) fn lock_directory(dir: &Path) -> Result<(PathBuf, File)> {
                 Err(Error::NewerFormat { location: dir.display().to_string(), version: stored, supported: FORMAT })
             }
             Ok(FORMAT) => Ok((dir.clone(), lock)),
-            // Files of older formats can be read as they are; from now on the newest format is
-            // written.
-            Ok(1..) => {
-                write_format(dir, &format).map_err(io)?;
-                Ok((dir.clone(), lock))
-            }
             _ => Err(corrupt(&format, 1, "expected the format number; restore the file from a backup")),
         },
         Err(e) if e.kind() == io::ErrorKind::NotFound => {

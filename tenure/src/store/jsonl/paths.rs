@@ -79,7 +79,7 @@ pub(super) fn tenant_dir(root: &Path, tenant: &Tenant) -> PathBuf {
 }
 
 pub(super) fn namespaces_dir(root: &Path, tenant: &Tenant) -> PathBuf {
-    tenant_dir(root, tenant).join("shelves")
+    tenant_dir(root, tenant).join("namespaces")
 }
 
 pub(super) fn blobs_dir(root: &Path, tenant: &Tenant) -> PathBuf {
@@ -216,8 +216,8 @@ mod tests {
         let root = Path::new("/r");
         let log_file = |owner| LogFile { tenant: Tenant::default(), owner };
         let file = |owner| log_file(owner).path(root).to_str().unwrap().to_owned();
-        assert_eq!(file(Owner::Tenant), "/r/default/shelves/tenant.jsonl");
-        assert_eq!(file(Owner::User("../é".try_into().unwrap())), "/r/default/shelves/user%2F%2E%2E%2F%C3%A9.jsonl");
+        assert_eq!(file(Owner::Tenant), "/r/default/namespaces/tenant.jsonl");
+        assert_eq!(file(Owner::User("../é".try_into().unwrap())), "/r/default/namespaces/user%2F%2E%2E%2F%C3%A9.jsonl");
         let long = |end: &str| file(Owner::Group("é".repeat(500) + end));
         assert_ne!(long("a"), long("b"));
         assert!(long("a").len() < 255);

@@ -27,19 +27,18 @@ const RECORDS_WITHOUT_HEAD: &str = "
 // Records outside the range of their log.
 const RECORDS_OUT_OF_RANGE: &str = "
     SELECT tenant, session, count(*) FROM tenure_record r JOIN tenure_head h USING (tenant, session)
-    WHERE r.seq > h.seq OR r.seq < h.first GROUP BY tenant, session LIMIT $1";
+    WHERE r.seq > h.seq OR r.seq < h.first_seq GROUP BY tenant, session LIMIT $1";
 
 // Blobs without references.
 const UNREFERENCED_BLOBS: &str = "
     SELECT tenant, id FROM tenure_blob b
-    WHERE NOT EXISTS (SELECT 1 FROM tenure_blob_use u WHERE u.tenant = b.tenant AND u.blob = b.id) LIMIT $1";
+    WHERE NOT EXISTS (SELECT 1 FROM tenure_blob_ref r WHERE r.tenant = b.tenant AND r.blob_id = b.id) LIMIT $1";
 
 // Excludes sessions that only lost their head: they still need the blobs.
-
 const DANGLING_BLOB_REFERENCES: &str = "
-    SELECT DISTINCT tenant, session FROM tenure_blob_use u
-    WHERE NOT EXISTS (SELECT 1 FROM tenure_head h WHERE h.tenant = u.tenant AND h.session = u.session)
-    AND NOT EXISTS (SELECT 1 FROM tenure_record r WHERE r.tenant = u.tenant AND r.session = u.session) LIMIT $1";
+    SELECT DISTINCT tenant, session FROM tenure_blob_ref b
+    WHERE NOT EXISTS (SELECT 1 FROM tenure_head h WHERE h.tenant = b.tenant AND h.session = b.session)
+    AND NOT EXISTS (SELECT 1 FROM tenure_record r WHERE r.tenant = b.tenant AND r.session = b.session) LIMIT $1";
 
 // Items of sessions that do not exist.
 const ORPHANED_ITEMS: &str = "
@@ -48,12 +47,13 @@ const ORPHANED_ITEMS: &str = "
     AND NOT EXISTS (SELECT 1 FROM tenure_record r WHERE r.tenant = i.tenant AND r.session = substr(i.owner, 9)) LIMIT $1";
 
 // Labels that are missing in the index, and index entries that are no label of their session.
-
 const MISMATCHED_LABELS: &str = "
-    SELECT tenant, session FROM tenure_head h WHERE EXISTS (SELECT 1 FROM unnest(h.labels) AS wanted WHERE NOT EXISTS (
-        SELECT 1 FROM tenure_label l WHERE l.tenant = h.tenant AND l.label = wanted AND l.session = h.session))
+    SELECT tenant, session FROM tenure_head h WHERE EXISTS (
+        SELECT 1 FROM unnest(h.labels) AS wanted_label WHERE NOT EXISTS (
+            SELECT 1 FROM tenure_head_label l
+            WHERE l.tenant = h.tenant AND l.label = wanted_label AND l.session = h.session))
     UNION
-    SELECT l.tenant, l.session FROM tenure_label l WHERE NOT EXISTS (
+    SELECT l.tenant, l.session FROM tenure_head_label l WHERE NOT EXISTS (
         SELECT 1 FROM tenure_head h WHERE h.tenant = l.tenant AND h.session = l.session AND l.label = ANY(h.labels))
     LIMIT $1";
 
@@ -105,20 +105,24 @@ pub(super) async fn remove(connection: &PgConnection, orphans: &[Orphan]) -> Res
         match orphan {
             Orphan::Blob(tenant, id) => {
                 let sql = "DELETE FROM tenure_blob WHERE tenant = $1 AND id = $2
-                    AND NOT EXISTS (SELECT 1 FROM tenure_blob_use WHERE tenant = $1 AND blob = $2)";
+                    AND NOT EXISTS (SELECT 1 FROM tenure_blob_ref WHERE tenant = $1 AND blob_id = $2)";
                 query_rows(connection, sql, &[(&tenant.as_str(), Type::TEXT), (&&id.0[..], Type::BYTEA)]).await?;
             }
             Orphan::BlobRefs(tenant, session) => {
-                let sql = "DELETE FROM tenure_blob_use WHERE tenant = $1 AND session = $2
+                let sql = "DELETE FROM tenure_blob_ref WHERE tenant = $1 AND session = $2
                     AND NOT EXISTS (SELECT 1 FROM tenure_head WHERE tenant = $1 AND session = $2)
                     AND NOT EXISTS (SELECT 1 FROM tenure_record WHERE tenant = $1 AND session = $2)";
                 query_rows(connection, sql, &[(&tenant.as_str(), Type::TEXT), (&session, Type::TEXT)]).await?;
             }
             Orphan::Labels(tenant, session) => {
                 let session_params: [Param<'_>; 2] = [(&tenant.as_str(), Type::TEXT), (&session, Type::TEXT)];
-                query_rows(connection, "DELETE FROM tenure_label WHERE tenant = $1 AND session = $2", &session_params)
-                    .await?;
-                let sql = "INSERT INTO tenure_label (tenant, label, session)
+                query_rows(
+                    connection,
+                    "DELETE FROM tenure_head_label WHERE tenant = $1 AND session = $2",
+                    &session_params,
+                )
+                .await?;
+                let sql = "INSERT INTO tenure_head_label (tenant, label, session)
                     SELECT h.tenant, label, h.session FROM tenure_head h, unnest(h.labels) AS label
                     WHERE h.tenant = $1 AND h.session = $2 ON CONFLICT DO NOTHING";
                 query_rows(connection, sql, &session_params).await?;

@@ -29,9 +29,9 @@ pub(super) struct Statements {
 // differs.
 const UPDATE_HEAD: &str = r#"WITH head AS (
     UPDATE tenure_head SET "user" = $3, assistant = $4, thread = $5, status = $6, active_at = $8,
-        due_at = $9, seq = $10, hash = $11, lease_until = $12, title = $13, labels = $14, card = $15,
-        talk = $25, matches = $26, log = $27
-    WHERE tenant = $1 AND session = $2 AND seq = $16 AND log IS NOT DISTINCT FROM $28 AND created_at = $7
+        due_at = $9, seq = $10, visible_hash = $11, lease_until = $12, title = $13, labels = $14, head_json = $15,
+        conversation_key = $25, match_keys = $26, log_hash = $27
+    WHERE tenant = $1 AND session = $2 AND seq = $16 AND log_hash = $28 AND created_at = $7
     RETURNING 1
 )"#;
 
@@ -39,17 +39,19 @@ const UPDATE_HEAD: &str = r#"WITH head AS (
 const INSERT_HEAD: &str = r#"WITH parent AS (
     SELECT 1 FROM tenure_head WHERE tenant = $1 AND session = $18 AND seq >= $19 FOR KEY SHARE
 ), head AS (
-    INSERT INTO tenure_head (tenant, session, "user", assistant, thread, status, created_at, active_at, due_at, seq, hash,
-        lease_until, title, labels, card, first, parent, parent_seq, parent_mark, talk, matches, log)
+    INSERT INTO tenure_head (tenant, session, "user", assistant, thread, status, created_at, active_at, due_at, seq,
+        visible_hash, lease_until, title, labels, head_json, first_seq, parent, parent_seq, parent_digest,
+        conversation_key, match_keys, log_hash)
     SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $17, $18, $19, $20, $25, $26, $27
     WHERE $18 IS NULL OR EXISTS (SELECT 1 FROM parent)
     ON CONFLICT DO NOTHING
     RETURNING 1
 )"#;
 
-const INSERT_RECORDS: &str = ", log AS (
-    INSERT INTO tenure_record (tenant, session, seq, at, sum, entry)
-    SELECT $1, $2, r.seq, r.at, r.sum, r.entry FROM head, unnest($21, $22, $23, $24) AS r (seq, at, sum, entry)
+const INSERT_RECORDS: &str = ", inserted_record AS (
+    INSERT INTO tenure_record (tenant, session, seq, at, checksum, entry)
+    SELECT $1, $2, r.seq, r.at, r.checksum, r.entry
+    FROM head, unnest($21, $22, $23, $24) AS r (seq, at, checksum, entry)
 )";
 
 const SELECT_OUTCOME: &str = " SELECT 1 FROM head";
@@ -59,17 +61,17 @@ impl Statements {
         let items_and_blobs = format!(
             ", item AS (
     INSERT INTO tenure_item ({ITEM_COLUMNS})
-    SELECT $1, $29, i.shelf, i.key, i.value, i.text, array_to_tsvector(string_to_array(i.words, ' ')), i.created_at,
+    SELECT $1, $29, i.namespace, i.key, i.value, i.text, array_to_tsvector(string_to_array(i.words, ' ')), i.created_at,
         i.used_at, i.uses, i.expires_at
     FROM head, unnest($30, $31, $32, $33, $34, $35, $36, $37, $38)
-        AS i (shelf, key, value, text, words, created_at, used_at, uses, expires_at)
+        AS i (namespace, key, value, text, words, created_at, used_at, uses, expires_at)
     {ITEM_REPLACE}
 ), blob AS (
     INSERT INTO tenure_blob (tenant, id, bytes)
     SELECT $1, b.id, b.bytes FROM head, unnest($39, $40) AS b (id, bytes)
     ON CONFLICT DO NOTHING
-), used AS (
-    INSERT INTO tenure_blob_use (tenant, session, blob, first)
+), blob_ref AS (
+    INSERT INTO tenure_blob_ref (tenant, session, blob_id, first_seq)
     SELECT $1, $2, b.id, $41 FROM head, unnest($39) AS b (id)
     ON CONFLICT DO NOTHING
 )"
@@ -134,8 +136,8 @@ async fn rejection(connection: &PgConnection, commit: &Commit) -> Result<Failure
 }
 
 /// A log hash as PostgreSQL stores it: a signed integer.
-fn to_signed(hash: Option<LogHash>) -> Option<i64> {
-    hash.map(|hash| hash.0.cast_signed())
+fn to_signed(hash: LogHash) -> i64 {
+    hash.0.cast_signed()
 }
 
 /// A commit as columns and arrays to bind.
@@ -158,7 +160,7 @@ struct BoundCommit<'a> {
     head_json: String,
     base_seq: Option<i64>,
     base_log_hash: Option<i64>,
-    log_hash: Option<i64>,
+    log_hash: i64,
     first_seq: i64,
     parent: Option<&'a str>,
     parent_seq: Option<i64>,
@@ -221,7 +223,7 @@ impl<'a> BoundCommit<'a> {
             labels: Some(head.labels()).filter(|l| !l.is_empty()),
             head_json: serde_json::to_string(head).expect("heads have only string keys and finite numbers"),
             base_seq: commit.base.map(|end| count_to_i64(end.seq)),
-            base_log_hash: commit.base.and_then(|end| to_signed(end.hash)),
+            base_log_hash: commit.base.map(|end| to_signed(end.hash)),
             log_hash: to_signed(head.log_hash),
             first_seq: count_to_i64(head.first),
             parent: parent.map(|p| p.session.as_str()),

@@ -18,7 +18,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
 /// The columns that [`read_head`] expects.
-const HEAD_COLUMNS: &str = "tenant, session, card, first, parent, parent_seq, parent_mark, log";
+const HEAD_COLUMNS: &str = "tenant, session, head_json, first_seq, parent, parent_seq, parent_digest, log_hash";
 
 /// Number of characters of a thread's name that are indexed (see the migration).
 const THREAD_CHARS: usize = 200;
@@ -118,12 +118,15 @@ async fn most_selective_label(
     if labels.is_empty() || is_indexed(query) {
         return Ok(None);
     }
-    let sql = "SELECT wanted, (SELECT count(*) FROM (SELECT 1 FROM tenure_label l WHERE l.tenant = $1 AND l.label = wanted LIMIT $3) few)
-        FROM unnest($2) AS wanted";
+    let sql = "SELECT wanted_label, (
+            SELECT count(*) FROM (
+                SELECT 1 FROM tenure_head_label l WHERE l.tenant = $1 AND l.label = wanted_label LIMIT $3
+            ) counted
+        ) FROM unnest($2) AS wanted_label";
     let count_limit = row_limit(max_sessions).saturating_add(1);
     let params: [Param<'_>; 3] =
         [(&tenant.as_str(), Type::TEXT), (&labels, Type::TEXT_ARRAY), (&count_limit, Type::INT8)];
-    let location = || "postgres, table tenure_label".to_owned();
+    let location = || "postgres, table tenure_head_label".to_owned();
     let mut counts = Vec::new();
     for row in &connection.rows(sql, &params).await? {
         counts.push((column::<i64>(row, 1, location)?, column::<String>(row, 0, location)?));
@@ -159,7 +162,7 @@ pub(super) async fn count(connection: &PgConnection) -> Result<Vec<(Status, u64)
 }
 
 /// Deserializes a stored head. Lineage and log hash are taken from their own columns, which are
-/// current (see the migrations).
+/// current (see the migration).
 fn read_head(row: &Row) -> Result<Head> {
     let table = || "postgres, table tenure_head".to_owned();
     let tenant: &str = column(row, 0, table)?;
@@ -175,7 +178,7 @@ fn read_head(row: &Row) -> Result<Head> {
             digest: serde_json::from_str(column(row, 6, location)?).map_err(|e| Error::corrupt(location(), e))?,
         }),
     };
-    head.log_hash = column::<Option<i64>>(row, 7, location)?.map(|hash| LogHash(hash.cast_unsigned()));
+    head.log_hash = LogHash(column::<i64>(row, 7, location)?.cast_unsigned());
     Ok(head)
 }
 
@@ -225,7 +228,8 @@ impl PgConnection {
 fn build_scan(query: &SessionQuery, window: usize) -> SqlBuilder {
     let mut b = SqlBuilder { sql: "SELECT tenant, session, CASE WHEN true".to_owned(), values: Vec::new() };
     add_filters(&mut b, query);
-    b.text(" THEN card END, first, parent, parent_seq, parent_mark, log, active_at FROM tenure_head WHERE first > 0");
+    b.text(" THEN head_json END, first_seq, parent, parent_seq, parent_digest, log_hash, active_at");
+    b.text(" FROM tenure_head WHERE first_seq > 0");
     add_scope(&mut b, query);
     b.text(" ORDER BY active_at >> 26 DESC, active_at DESC, session DESC LIMIT ").bind(row_limit(window), Type::INT8);
     b
@@ -246,22 +250,23 @@ fn build(query: &SessionQuery, narrow_label: Option<&str>) -> SqlBuilder {
     // OFFSET 0 is an optimization barrier: without statistics, the planner would prefer to scan the
     // whole tenant.
     if !conversation_keys.is_empty() {
-        b.text("(SELECT * FROM tenure_head WHERE talk = ANY(").bind(conversation_keys, Type::INT8_ARRAY);
+        b.text("(SELECT * FROM tenure_head WHERE conversation_key = ANY(").bind(conversation_keys, Type::INT8_ARRAY);
         b.text(") OFFSET 0) head WHERE true");
     } else if !match_keys.is_empty() {
-        b.text("(SELECT * FROM tenure_head WHERE matches IS NOT NULL AND matches && ")
+        b.text("(SELECT * FROM tenure_head WHERE match_keys IS NOT NULL AND match_keys && ")
             .bind(match_keys, Type::INT8_ARRAY);
         b.text(" OFFSET 0) head WHERE true");
     } else if let (Some(label), OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant)) =
         (narrow_label, &query.owner)
     {
-        b.text("(SELECT h.* FROM tenure_label l JOIN tenure_head h ON h.tenant = l.tenant AND h.session = l.session");
+        b.text("(SELECT h.* FROM tenure_head_label l");
+        b.text(" JOIN tenure_head h ON h.tenant = l.tenant AND h.session = l.session");
         b.text(" WHERE l.tenant = ").bind(tenant.to_string(), Type::TEXT);
         b.text(" AND l.label = ").bind(label.to_owned(), Type::TEXT).text(" OFFSET 0) head WHERE true");
     } else {
         // True for every head; needed to match the predicate of the partial indexes for lists (see
         // the migration).
-        b.text("tenure_head WHERE first > 0");
+        b.text("tenure_head WHERE first_seq > 0");
     }
     add_scope(&mut b, query);
     add_filters(&mut b, query);
@@ -330,7 +335,7 @@ fn add_filters(b: &mut SqlBuilder, query: &SessionQuery) {
     }
     if !query.hashes.is_empty() {
         let hashes: Vec<Vec<u8>> = query.hashes.iter().map(|h| h.0.to_vec()).collect();
-        b.text(" AND hash = ANY(").bind(hashes, Type::BYTEA_ARRAY).text(")");
+        b.text(" AND visible_hash = ANY(").bind(hashes, Type::BYTEA_ARRAY).text(")");
     }
     if let Some(at) = query.due_before {
         b.text(" AND due_at < ").bind(micros_up(at), Type::INT8);

@@ -23,8 +23,9 @@ const MAX_QUERY_WORDS: usize = 64;
 const MAX_RANKED: i64 = 10_000;
 
 pub(super) const ITEM_COLUMNS: &str =
-    "tenant, owner, shelf, key, value, text, words, created_at, used_at, uses, expires_at";
-pub(super) const ITEM_REPLACE: &str = "ON CONFLICT (tenant, owner, shelf, key) DO UPDATE SET value = excluded.value,
+    "tenant, owner, namespace, key, value, text, words, created_at, used_at, uses, expires_at";
+pub(super) const ITEM_REPLACE: &str =
+    "ON CONFLICT (tenant, owner, namespace, key) DO UPDATE SET value = excluded.value,
     text = excluded.text, words = excluded.words, created_at = excluded.created_at, used_at = excluded.used_at,
     uses = excluded.uses, expires_at = excluded.expires_at";
 
@@ -100,28 +101,29 @@ pub(super) async fn put(
     // next: waiting for them while holding the new row would deadlock.
     let max_others = max_items.map(|n| row_limit(n.saturating_sub(1)));
     let sql = format!(
-        "WITH owned AS (
+        "WITH session_lock AS (
             SELECT 1 FROM tenure_head WHERE tenant = $1 AND session = $12 FOR KEY SHARE
-        ), new AS (
+        ), upserted AS (
             INSERT INTO tenure_item ({ITEM_COLUMNS})
             SELECT $1, $2, $3, $4, $5, $6, array_to_tsvector(string_to_array($7, ' ')), $8, $9, $10, $11
-            WHERE $12 IS NULL OR EXISTS (SELECT 1 FROM owned)
+            WHERE $12 IS NULL OR EXISTS (SELECT 1 FROM session_lock)
             {ITEM_REPLACE}
             RETURNING 1
-        ), gone AS (
+        ), evicted AS (
             DELETE FROM tenure_item i USING (
                 SELECT key FROM tenure_item
-                WHERE tenant = $1 AND owner = $2 AND shelf = $3 AND $13 IS NOT NULL AND EXISTS (SELECT 1 FROM new)
+                WHERE tenant = $1 AND owner = $2 AND namespace = $3
+                    AND $13 IS NOT NULL AND EXISTS (SELECT 1 FROM upserted)
                     AND key IN (
                         SELECT key FROM tenure_item
-                        WHERE tenant = $1 AND owner = $2 AND shelf = $3 AND key <> $4
+                        WHERE tenant = $1 AND owner = $2 AND namespace = $3 AND key <> $4
                         ORDER BY used_at DESC, created_at DESC, key DESC OFFSET coalesce($13, 0)
                     )
                 FOR UPDATE SKIP LOCKED
-            ) old
-            WHERE i.tenant = $1 AND i.owner = $2 AND i.shelf = $3 AND i.key = old.key
+            ) candidate
+            WHERE i.tenant = $1 AND i.owner = $2 AND i.namespace = $3 AND i.key = candidate.key
         )
-        SELECT 1 FROM new"
+        SELECT 1 FROM upserted"
     );
     let params: [Param<'_>; 13] = [
         (&tenant, Type::TEXT),
@@ -153,7 +155,7 @@ pub(super) async fn get(
     used_at: Option<Timestamp>,
 ) -> Result<Option<Item>> {
     let Some(item_params) = ItemParams::new(namespace, &[key]) else { return Ok(None) };
-    let condition = "tenant = $1 AND owner = $2 AND shelf = $3 AND key = $4";
+    let condition = "tenant = $1 AND owner = $2 AND namespace = $3 AND key = $4";
     let mut params: Vec<Param<'_>> = item_params.params().into();
     params.push((&key, Type::TEXT));
     let used_at = used_at.map(micros);
@@ -188,7 +190,7 @@ pub(super) async fn items(
     params.extend::<[Param<'_>; 2]>([(&after, Type::TEXT), (&limit, Type::INT8)]);
     let sql = format!(
         "SELECT {SELECTED_COLUMNS} FROM tenure_item
-        WHERE tenant = $1 AND owner = $2 AND shelf = $3 AND ($4 IS NULL OR key > $4) ORDER BY key LIMIT $5"
+        WHERE tenant = $1 AND owner = $2 AND namespace = $3 AND ($4 IS NULL OR key > $4) ORDER BY key LIMIT $5"
     );
     connection.rows(&sql, &params).await?.iter().map(|row| read_item(row, namespace)).collect()
 }
@@ -197,7 +199,7 @@ pub(super) async fn remove(connection: &PgConnection, namespace: &Namespace, key
     let Some(item_params) = ItemParams::new(namespace, &[key]) else { return Ok(false) };
     let mut params: Vec<Param<'_>> = item_params.params().into();
     params.push((&key, Type::TEXT));
-    let sql = "DELETE FROM tenure_item WHERE tenant = $1 AND owner = $2 AND shelf = $3 AND key = $4 RETURNING 1";
+    let sql = "DELETE FROM tenure_item WHERE tenant = $1 AND owner = $2 AND namespace = $3 AND key = $4 RETURNING 1";
     Ok(!connection.rows(sql, &params).await?.is_empty())
 }
 
@@ -220,8 +222,8 @@ pub(super) async fn search(
     let sql = format!(
         "SELECT {SELECTED_COLUMNS}, ts_rank(words, $4::tsquery)::float8 AS score FROM (
             SELECT * FROM tenure_item
-            WHERE tenant = $1 AND owner = $2 AND shelf = $3 AND words @@ $4::tsquery LIMIT $5
-        ) found ORDER BY score DESC, length(words), key LIMIT $6"
+            WHERE tenant = $1 AND owner = $2 AND namespace = $3 AND words @@ $4::tsquery LIMIT $5
+        ) matched ORDER BY score DESC, length(words), key LIMIT $6"
     );
     let rows = connection.rows_planned(&sql, &params).await?;
     let hit = |row: &Row| {
@@ -236,16 +238,16 @@ pub(super) async fn expire(connection: &PgConnection, now: Timestamp, limit: usi
     // single tenant (Citus, D-040).
     let sql = "SELECT tenant, count(*) FROM (
             SELECT tenant FROM tenure_item WHERE expires_at <= $1 ORDER BY expires_at LIMIT $2
-        ) due GROUP BY tenant ORDER BY tenant";
+        ) expired GROUP BY tenant ORDER BY tenant";
     let now = micros(now);
     let expired_by_tenant = connection.rows(sql, &[(&now, Type::INT8), (&row_limit(limit), Type::INT8)]).await?;
     // SKIP LOCKED: nodes that sweep concurrently share the work instead of waiting for each other.
-    let sql = "WITH over AS MATERIALIZED (
-            SELECT owner, shelf, key FROM tenure_item WHERE tenant = $1 AND expires_at <= $2
+    let sql = "WITH expired_item AS MATERIALIZED (
+            SELECT owner, namespace, key FROM tenure_item WHERE tenant = $1 AND expires_at <= $2
             ORDER BY expires_at LIMIT $3 FOR UPDATE SKIP LOCKED
         )
-        DELETE FROM tenure_item i USING over
-        WHERE i.tenant = $1 AND i.owner = over.owner AND i.shelf = over.shelf AND i.key = over.key
+        DELETE FROM tenure_item i USING expired_item e
+        WHERE i.tenant = $1 AND i.owner = e.owner AND i.namespace = e.namespace AND i.key = e.key
         RETURNING 1";
     let table = || "postgres, table tenure_item".to_owned();
     let mut expired = 0;
@@ -265,8 +267,9 @@ pub(super) async fn delete_owner_items(connection: &PgConnection, tenant: &Tenan
         let sql = "DELETE FROM tenure_item WHERE tenant = $1 AND owner = $2";
         connection.rows(sql, &[(&tenant.as_str(), Type::TEXT), (&owner, Type::TEXT)]).await?;
     }
-    let vacuum = connection
-        .qualify_tables("VACUUM tenure_item, tenure_record, tenure_head, tenure_label, tenure_blob, tenure_blob_use");
+    let vacuum = connection.qualify_tables(
+        "VACUUM tenure_item, tenure_record, tenure_head, tenure_head_label, tenure_blob, tenure_blob_ref",
+    );
     let mut retries = connection.retry_budget();
     loop {
         let vacuum_once = async {

@@ -14,12 +14,7 @@ use tokio::time::timeout;
 use tokio_postgres::types::Type;
 
 /// The migrations, one file for each version, starting with version 1 (D-118).
-pub(super) const MIGRATIONS: [&str; FORMAT as usize] = [
-    include_str!("../../../migrations/postgres/0001_init.sql"),
-    include_str!("../../../migrations/postgres/0002_match.sql"),
-    include_str!("../../../migrations/postgres/0003_log_hash.sql"),
-    include_str!("../../../migrations/postgres/0004_labels.sql"),
-];
+pub(super) const MIGRATIONS: [&str; FORMAT as usize] = [include_str!("../../../migrations/postgres/0001_init.sql")];
 
 /// The key of the advisory lock that serializes migrations: any number that nothing else in the
 /// database uses.

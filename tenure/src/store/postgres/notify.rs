@@ -111,7 +111,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Sends queued notifications until there are none. A failure is only logged.
 async fn send_pending(connection: &PgConnection, pending: &Mutex<PendingNotices>, [schema, sender_id]: &[String; 2]) {
     // Notifications need not be durable.
-    let sql = "SELECT pg_notify($1, told), set_config('synchronous_commit', 'off', true) FROM unnest($2) AS told";
+    let sql = "SELECT pg_notify($1, payload), set_config('synchronous_commit', 'off', true) FROM unnest($2) AS payload";
     loop {
         let keys = {
             let mut pending = lock(pending);

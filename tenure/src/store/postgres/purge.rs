@@ -76,7 +76,7 @@ impl PurgeStep<'_> {
         let lock = "SELECT pg_advisory_xact_lock(hashtextextended('tenure purge ' || $1, 0))";
         self.run(lock, &[]).await?;
         // From here on, commits to the session and forks of it wait for this transaction.
-        let sql = "SELECT first, parent, parent_seq, parent_mark, created_at, seq FROM tenure_head
+        let sql = "SELECT first_seq, parent, parent_seq, parent_digest, created_at, seq FROM tenure_head
             WHERE tenant = $1 AND session = $2 FOR UPDATE";
         let Some(row) = self.run(sql, &[]).await?.pop() else { return Ok(true) };
         let current: (i64, i64) = (row.try_get(4)?, row.try_get(5)?);
@@ -96,11 +96,11 @@ impl PurgeStep<'_> {
         }
         self.run("DELETE FROM tenure_record WHERE tenant = $1 AND session = $2", &[]).await?;
         self.run("DELETE FROM tenure_item WHERE tenant = $1 AND owner = $3", &[(&owner, Type::TEXT)]).await?;
-        let sql = "DELETE FROM tenure_blob_use WHERE tenant = $1 AND session = $2 RETURNING blob";
+        let sql = "DELETE FROM tenure_blob_ref WHERE tenant = $1 AND session = $2 RETURNING blob_id";
         let blobs: Vec<Vec<u8>> = self.run(sql, &[]).await?.iter().map(|r| r.try_get(0)).collect::<Result<_, _>>()?;
         if !blobs.is_empty() {
             let sql = "DELETE FROM tenure_blob b WHERE tenant = $1 AND id = ANY($3) AND NOT EXISTS
-                (SELECT 1 FROM tenure_blob_use u WHERE u.tenant = b.tenant AND u.blob = b.id)";
+                (SELECT 1 FROM tenure_blob_ref r WHERE r.tenant = b.tenant AND r.blob_id = b.id)";
             self.run(sql, &[(&blobs, Type::BYTEA_ARRAY)]).await?;
         }
         self.run("DELETE FROM tenure_head WHERE tenant = $1 AND session = $2", &[]).await?;
@@ -118,12 +118,13 @@ impl PurgeStep<'_> {
             let inherited: [Param<'_>; 2] = [(&inheriting_fork, Type::TEXT), (&fork_point, Type::INT8)];
             let sql = "UPDATE tenure_record SET session = $3 WHERE tenant = $1 AND session = $2 AND seq <= $4";
             self.run(sql, &inherited).await?;
-            let sql = "INSERT INTO tenure_blob_use (tenant, session, blob, first)
-                SELECT tenant, $3, blob, first FROM tenure_blob_use WHERE tenant = $1 AND session = $2 AND first <= $4
-                ON CONFLICT (tenant, session, blob)
-                DO UPDATE SET first = least(tenure_blob_use.first, excluded.first)";
+            let sql = "INSERT INTO tenure_blob_ref (tenant, session, blob_id, first_seq)
+                SELECT tenant, $3, blob_id, first_seq FROM tenure_blob_ref
+                WHERE tenant = $1 AND session = $2 AND first_seq <= $4
+                ON CONFLICT (tenant, session, blob_id)
+                DO UPDATE SET first_seq = least(tenure_blob_ref.first_seq, excluded.first_seq)";
             self.run(sql, &inherited).await?;
-            let sql = "UPDATE tenure_head SET first = $4, parent = $5, parent_seq = $6, parent_mark = $7
+            let sql = "UPDATE tenure_head SET first_seq = $4, parent = $5, parent_seq = $6, parent_digest = $7
                 WHERE tenant = $1 AND session = $3";
             let params: [Param<'_>; 5] = [
                 (&inheriting_fork, Type::TEXT),

@@ -22,10 +22,10 @@ pub(super) async fn records(connection: &PgConnection, key: &SessionKey, range: 
         ReadDirection::Backward => "DESC",
     };
     let sql = format!(
-        "SELECT h.first, h.seq, r.seq, r.at, r.sum, r.entry
+        "SELECT h.first_seq, h.seq, r.seq, r.at, r.checksum, r.entry
         FROM tenure_head h LEFT JOIN LATERAL (
             SELECT * FROM (
-                SELECT seq, at, sum, entry, sum(octet_length(entry)) OVER (ORDER BY seq {order}) AS bytes
+                SELECT seq, at, checksum, entry, sum(octet_length(entry)) OVER (ORDER BY seq {order}) AS bytes
                 FROM tenure_record
                 WHERE tenant = $1 AND session = $2 AND seq > $3 AND seq <= $4 ORDER BY seq {order} LIMIT $5
             ) page WHERE bytes - octet_length(entry) < $6

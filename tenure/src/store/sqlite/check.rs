@@ -146,42 +146,48 @@ fn check_integrity(conn: &Connection, file: &Database) -> StoreResult<Vec<Findin
 // In each statement, `?1` is the maximum number of findings.
 
 // Heads that are not valid JSON.
-const INVALID_HEADS: &str = "SELECT tenant, session FROM head WHERE NOT json_valid(card) LIMIT ?1";
+const INVALID_HEADS: &str = "SELECT tenant, session FROM head WHERE NOT json_valid(head_json) LIMIT ?1";
 
 // Heads whose columns for identity, parent or log end differ from the serialized head.
 const MISMATCHED_IDENTITY: &str = "
-    SELECT tenant, session FROM head WHERE CASE WHEN json_valid(card) THEN
-        card ->> '$.seq' IS NOT seq OR card ->> '$.tenant' IS NOT tenant OR card ->> '$.info.session_id' IS NOT session
-        OR card ->> '$.parent.session' IS NOT parent
+    SELECT tenant, session FROM head WHERE CASE WHEN json_valid(head_json) THEN
+        head_json ->> '$.seq' IS NOT seq OR head_json ->> '$.tenant' IS NOT tenant
+        OR head_json ->> '$.info.session_id' IS NOT session OR head_json ->> '$.parent.session' IS NOT parent
     END LIMIT ?1";
 
 // Heads whose columns for user, status or hash differ from the serialized head. They can be
 // rebuilt.
 const MISMATCHED_COLUMNS: &str = "
-    SELECT tenant, session FROM head WHERE CASE WHEN json_valid(card) THEN
-        card ->> '$.user' IS NOT user OR card ->> '$.status' IS NOT status OR unhex(card ->> '$.mark.hash') IS NOT hash
+    SELECT tenant, session FROM head WHERE CASE WHEN json_valid(head_json) THEN
+        head_json ->> '$.user' IS NOT user OR head_json ->> '$.status' IS NOT status
+        OR unhex(head_json ->> '$.digest.hash') IS NOT visible_hash
     END LIMIT ?1";
 
 // Records of sessions without a head.
 const RECORDS_WITHOUT_HEAD: &str = "
-    SELECT k >> 32, count(*) FROM record WHERE k >> 32 NOT IN (SELECT id FROM head) GROUP BY k >> 32 LIMIT ?1";
+    SELECT record_key >> 32, count(*) FROM record WHERE record_key >> 32 NOT IN (SELECT id FROM head)
+    GROUP BY record_key >> 32 LIMIT ?1";
 
 // Records outside the range of their log.
 const RECORDS_OUT_OF_RANGE: &str = "
     SELECT h.tenant, h.session, count(*)
-    FROM head h JOIN record r ON r.k >= h.id << 32 AND r.k < (h.id + 1) << 32
-    WHERE CASE WHEN json_valid(h.card) THEN r.k > h.id << 32 | h.seq OR r.k & 0xffffffff < h.card ->> '$.first' END
+    FROM head h JOIN record r ON r.record_key >= h.id << 32 AND r.record_key < (h.id + 1) << 32
+    WHERE CASE WHEN json_valid(h.head_json) THEN
+        r.record_key > h.id << 32 | h.seq OR r.record_key & 0xffffffff < h.head_json ->> '$.first'
+    END
     GROUP BY h.id LIMIT ?1";
 
 // Blobs without references.
 const UNREFERENCED_BLOBS: &str = "
     SELECT tenant, id FROM blob b
-    WHERE NOT EXISTS (SELECT 1 FROM blob_use u WHERE u.tenant = b.tenant AND u.id = b.id) LIMIT ?1";
+    WHERE NOT EXISTS (SELECT 1 FROM blob_ref r WHERE r.tenant = b.tenant AND r.blob_id = b.id) LIMIT ?1";
 
 // Excludes sessions that only lost their head: their records still need the blobs.
 const DANGLING_BLOB_REFERENCES: &str = "
-    SELECT DISTINCT tenant, head_id FROM blob_use u WHERE head_id NOT IN (SELECT id FROM head)
-        AND NOT EXISTS (SELECT 1 FROM record WHERE k >= u.head_id << 32 AND k < (u.head_id + 1) << 32) LIMIT ?1";
+    SELECT DISTINCT tenant, head_id FROM blob_ref r WHERE head_id NOT IN (SELECT id FROM head)
+        AND NOT EXISTS (
+            SELECT 1 FROM record WHERE record_key >= r.head_id << 32 AND record_key < (r.head_id + 1) << 32
+        ) LIMIT ?1";
 
 // Labels that are missing in the index, and index entries that are no label of their session.
 const MISMATCHED_LABELS: &str = "
@@ -236,13 +242,13 @@ pub(super) fn remove(conn: &Connection, orphans: &[Orphan]) -> StoreResult<()> {
         match orphan {
             Orphan::Blob(tenant, id) => {
                 let sql = "DELETE FROM blob WHERE tenant = ?1 AND id = ?2
-                    AND NOT EXISTS (SELECT 1 FROM blob_use WHERE tenant = ?1 AND id = ?2)";
+                    AND NOT EXISTS (SELECT 1 FROM blob_ref WHERE tenant = ?1 AND blob_id = ?2)";
                 conn.execute(sql, params![tenant.as_str(), id.0])?;
             }
             Orphan::BlobRefs(tenant, head) => {
-                let sql = "DELETE FROM blob_use WHERE tenant = ?1 AND head_id = ?2
+                let sql = "DELETE FROM blob_ref WHERE tenant = ?1 AND head_id = ?2
                     AND NOT EXISTS (SELECT 1 FROM head WHERE id = ?2)
-                    AND NOT EXISTS (SELECT 1 FROM record WHERE k >= ?2 << 32 AND k < (?2 + 1) << 32)";
+                    AND NOT EXISTS (SELECT 1 FROM record WHERE record_key >= ?2 << 32 AND record_key < (?2 + 1) << 32)";
                 conn.execute(sql, params![tenant.as_str(), head.parse::<i64>().ok()])?;
             }
             Orphan::Labels(tenant, head) => {

@@ -31,7 +31,7 @@ pub(super) fn record_key(id: i64, seq: Seq) -> i64 {
 /// Removes the match keys of a session from the index.
 pub(super) fn remove_match_keys(conn: &Connection, tenant: &str, id: i64, match_keys_hex: &str) -> StoreResult<()> {
     let mut delete =
-        conn.prepare_cached("DELETE FROM head_match WHERE tenant = ?1 AND key = unhex(?2) AND head_id = ?3")?;
+        conn.prepare_cached("DELETE FROM head_match WHERE tenant = ?1 AND match_key = unhex(?2) AND head_id = ?3")?;
     for key in match_keys_hex.as_bytes().chunks(32) {
         delete.execute(params![tenant, str::from_utf8(key).unwrap_or_default(), id])?;
     }
@@ -39,8 +39,8 @@ pub(super) fn remove_match_keys(conn: &Connection, tenant: &str, id: i64, match_
 }
 
 /// A log hash as SQLite stores it: a signed integer.
-fn to_signed(hash: Option<LogHash>) -> Option<i64> {
-    hash.map(|hash| hash.0.cast_signed())
+fn to_signed(hash: LogHash) -> i64 {
+    hash.0.cast_signed()
 }
 
 /// A commit, serialized into rows.
@@ -56,7 +56,7 @@ pub(super) struct CommitRows {
     active_at: i64,
     due_at: Option<i64>,
     seq: Seq,
-    log_hash: Option<LogHash>,
+    log_hash: LogHash,
     visible_hash: VisibleHash,
     match_keys: Vec<VisibleHash>,
     match_keys_hex: String,
@@ -90,35 +90,35 @@ impl RecordRow {
 /// Reads the columns that a commit is compared with (optimistic concurrency), and those that the
 /// common update leaves unchanged.
 const SELECT_STORED: &str = "
-    SELECT id, seq, created_at, parent, user, assistant, thread, status, due_at, lease_until, title, labels, matches,
-        log
+    SELECT id, seq, created_at, parent, user, assistant, thread, status, due_at, lease_until, title, labels, match_keys,
+        log_hash
     FROM head WHERE tenant = ?1 AND session = ?2";
 
 /// The common update: only messages and activity are new. Other columns are not named, because
 /// SQLite writes an index if one of its columns is named after SET, whether its value has changed
 /// or not.
 const UPDATE_LOG_COLUMNS: &str =
-    "UPDATE head SET active_at = ?2, seq = ?3, hash = ?4, card = ?5, matches = ?6, log = ?7
+    "UPDATE head SET active_at = ?2, seq = ?3, visible_hash = ?4, head_json = ?5, match_keys = ?6, log_hash = ?7
     WHERE id = ?1";
 
 /// The update at the begin or end of a run, when the lease changes as well.
 const UPDATE_LOG_AND_LEASE_COLUMNS: &str =
-    "UPDATE head SET active_at = ?2, seq = ?3, hash = ?4, card = ?5, matches = ?6, log = ?7,
+    "UPDATE head SET active_at = ?2, seq = ?3, visible_hash = ?4, head_json = ?5, match_keys = ?6, log_hash = ?7,
     lease_until = ?8
     WHERE id = ?1";
 
 /// The update of all columns, when anything else has changed.
 const UPDATE_ALL_COLUMNS: &str = "
     UPDATE head SET user = :user, assistant = :assistant, thread = :thread, status = :status, active_at = :active_at,
-        due_at = :due_at, seq = :seq, hash = :hash, lease_until = :lease_until, title = :title,
-        labels = :labels, card = :card, matches = :matches, log = :log
+        due_at = :due_at, seq = :seq, visible_hash = :visible_hash, lease_until = :lease_until, title = :title,
+        labels = :labels, head_json = :head_json, match_keys = :match_keys, log_hash = :log_hash
     WHERE id = :id";
 
 const INSERT_HEAD: &str = "
-    INSERT INTO head (tenant, session, user, assistant, thread, status, created_at, active_at, due_at, seq, hash, parent,
-        lease_until, title, labels, card, matches, log)
-    VALUES (:tenant, :session, :user, :assistant, :thread, :status, :created_at, :active_at, :due_at, :seq, :hash, :parent,
-        :lease_until, :title, :labels, :card, :matches, :log)
+    INSERT INTO head (tenant, session, user, assistant, thread, status, created_at, active_at, due_at, seq,
+        log_hash, visible_hash, match_keys, parent, lease_until, title, labels, head_json)
+    VALUES (:tenant, :session, :user, :assistant, :thread, :status, :created_at, :active_at, :due_at, :seq,
+        :log_hash, :visible_hash, :match_keys, :parent, :lease_until, :title, :labels, :head_json)
     ON CONFLICT (tenant, session) DO NOTHING RETURNING id";
 
 impl CommitRows {
@@ -167,7 +167,8 @@ impl CommitRows {
             let subject = format!("session {} with {} records", self.session, self.seq);
             return Err(Error::TooLarge { subject, limit: "sqlite_records", max: MAX_RECORDS }.into());
         }
-        let mut insert = conn.prepare_cached("INSERT INTO record (k, at, sum, entry) VALUES (?1, ?2, ?3, ?4)")?;
+        let mut insert =
+            conn.prepare_cached("INSERT INTO record (record_key, at, checksum, entry) VALUES (?1, ?2, ?3, ?4)")?;
         for row in &self.records {
             insert.execute(params![record_key(id, row.seq), row.at, row.checksum, row.entry])?;
         }
@@ -190,7 +191,7 @@ impl CommitRows {
             return Err(Error::NotFound { session_id: self.session.clone() }.into());
         };
         let id = row.get(0)?;
-        let stored: (i64, Option<i64>, i64) = (row.get(1)?, row.get(13)?, row.get(2)?);
+        let stored: (i64, i64, i64) = (row.get(1)?, row.get(13)?, row.get(2)?);
         if stored != (base.seq as i64, to_signed(base.hash), self.created_at) {
             return Err(Error::Conflict { session_id: self.session.clone(), expected: base.seq }.into());
         }
@@ -240,7 +241,9 @@ impl CommitRows {
     /// Replaces the match keys of the session in the index.
     fn replace_match_keys(&self, conn: &Connection, id: i64, stored: &str) -> StoreResult<()> {
         remove_match_keys(conn, self.tenant.as_str(), id, stored)?;
-        let mut insert = conn.prepare_cached("INSERT INTO head_match VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING")?;
+        let mut insert = conn.prepare_cached(
+            "INSERT INTO head_match (tenant, match_key, head_id) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING",
+        )?;
         for key in &self.match_keys {
             insert.execute(params![self.tenant.as_str(), key.0, id])?;
         }
@@ -252,7 +255,7 @@ impl CommitRows {
         // The store decides which records are the session's own: a purge may have moved them since
         // the writer read the head.
         let merged_json = if is_moved {
-            let stored_json: String = conn.query_row("SELECT card FROM head WHERE id = ?1", [id], |r| r.get(0))?;
+            let stored_json: String = conn.query_row("SELECT head_json FROM head WHERE id = ?1", [id], |r| r.get(0))?;
             let stored = heads::decode(file, &self.tenant, &self.session, &stored_json)?;
             let head: Head = heads::decode(file, &self.tenant, &self.session, &self.head_json)?;
             Some(heads::encode(&Head { first: stored.first, parent: stored.parent, ..head }))
@@ -262,9 +265,9 @@ impl CommitRows {
         conn.prepare_cached(UPDATE_ALL_COLUMNS)?.execute(named_params! {
             ":id": id, ":user": self.user.as_str(), ":assistant": self.assistant, ":thread": self.thread,
             ":status": self.status.as_str(), ":active_at": self.active_at, ":due_at": self.due_at,
-            ":seq": self.seq as i64, ":hash": self.visible_hash.0, ":lease_until": self.lease_until,
-            ":title": self.title, ":labels": self.labels, ":card": merged_json.as_ref().unwrap_or(&self.head_json),
-            ":matches": self.match_keys_hex, ":log": to_signed(self.log_hash),
+            ":seq": self.seq as i64, ":visible_hash": self.visible_hash.0, ":lease_until": self.lease_until,
+            ":title": self.title, ":labels": self.labels, ":head_json": merged_json.as_ref().unwrap_or(&self.head_json),
+            ":match_keys": self.match_keys_hex, ":log_hash": to_signed(self.log_hash),
         })?;
         Ok(id)
     }
@@ -279,9 +282,9 @@ impl CommitRows {
                 ":tenant": self.tenant.as_str(), ":session": self.session.as_str(), ":user": self.user.as_str(),
                 ":assistant": self.assistant, ":thread": self.thread, ":status": self.status.as_str(),
                 ":created_at": self.created_at, ":active_at": self.active_at, ":due_at": self.due_at,
-                ":seq": self.seq as i64, ":hash": self.visible_hash.0, ":parent": self.parent(), ":lease_until": self.lease_until,
-                ":title": self.title, ":labels": self.labels, ":card": self.head_json, ":matches": self.match_keys_hex,
-                ":log": to_signed(self.log_hash),
+                ":seq": self.seq as i64, ":log_hash": to_signed(self.log_hash), ":visible_hash": self.visible_hash.0,
+                ":match_keys": self.match_keys_hex, ":parent": self.parent(), ":lease_until": self.lease_until,
+                ":title": self.title, ":labels": self.labels, ":head_json": self.head_json,
             },
             |r| r.get(0),
         );
@@ -320,7 +323,7 @@ impl CommitRows {
         conn.prepare_cached("INSERT INTO blob (tenant, id, bytes) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING")?
             .execute(params![self.tenant.as_str(), blob.id.0, &*blob.bytes])?;
         conn.prepare_cached(
-            "INSERT INTO blob_use (head_id, seq, tenant, id) VALUES (?1, ?2, ?3, ?4) ON CONFLICT DO NOTHING",
+            "INSERT INTO blob_ref (head_id, first_seq, tenant, blob_id) VALUES (?1, ?2, ?3, ?4) ON CONFLICT DO NOTHING",
         )?
         .execute(params![id, self.first_seq as i64, self.tenant.as_str(), blob.id.0])?;
         Ok(())

@@ -19,12 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Schema migrations. Each is applied once, in its own transaction; the file's `user_version` is
 /// the number applied (D-118).
-const MIGRATIONS: [&str; FORMAT as usize] = [
-    include_str!("../../../migrations/sqlite/0001_init.sql"),
-    include_str!("../../../migrations/sqlite/0002_match.sql"),
-    include_str!("../../../migrations/sqlite/0003_log_hash.sql"),
-    include_str!("../../../migrations/sqlite/0004_labels.sql"),
-];
+const MIGRATIONS: [&str; FORMAT as usize] = [include_str!("../../../migrations/sqlite/0001_init.sql")];
 
 /// Maximum time to wait for the write lock of another process.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);

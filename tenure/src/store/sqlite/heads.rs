@@ -41,7 +41,7 @@ pub(super) fn head_if_changed(
     key: &SessionKey,
     known: &str,
 ) -> StoreResult<HeadCheck> {
-    let mut statement = conn.prepare_cached("SELECT card FROM head WHERE tenant = ?1 AND session = ?2")?;
+    let mut statement = conn.prepare_cached("SELECT head_json FROM head WHERE tenant = ?1 AND session = ?2")?;
     let mut rows = statement.query([key.tenant.as_str(), key.session.as_str()])?;
     let Some(row) = rows.next()? else { return Ok(HeadCheck::Current(None)) };
     let head_json = row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?;
@@ -184,7 +184,7 @@ const MAX_COUNTED_LABELS: usize = 16;
 
 impl HeadSelect {
     pub fn new(query: &SessionQuery, narrow_scan: Option<&NarrowScan>) -> Self {
-        let mut select = Self { sql: "SELECT tenant, session, card FROM head".to_owned(), params: Vec::new() };
+        let mut select = Self { sql: "SELECT tenant, session, head_json FROM head".to_owned(), params: Vec::new() };
         select.choose_index(query, narrow_scan);
         select.sql.push_str(" WHERE true");
         select.add_scope(query);
@@ -212,7 +212,7 @@ impl HeadSelect {
     pub fn scan(query: &SessionQuery, max_scan: usize) -> Self {
         let mut select = Self { sql: "SELECT tenant, session, CASE WHEN true".to_owned(), params: Vec::new() };
         select.add_filters(query);
-        select.sql.push_str(" THEN card END, active_at FROM head WHERE true");
+        select.sql.push_str(" THEN head_json END, active_at FROM head WHERE true");
         select.add_scope(query);
         select.sql.push_str(" ORDER BY active_at DESC, session DESC, tenant DESC LIMIT ?");
         select.params.push(i64::try_from(max_scan).unwrap_or(i64::MAX).into());
@@ -232,7 +232,7 @@ impl HeadSelect {
             OwnerFilter::AllTenants => return,
             // The few matching rows are looked up by rowid.
             _ if !query.matches.is_empty() => " NOT INDEXED",
-            _ if !query.hashes.is_empty() => " INDEXED BY head_hash",
+            _ if !query.hashes.is_empty() => " INDEXED BY head_visible_hash",
             _ if query.parent.is_some() => " INDEXED BY head_parent",
             _ => match narrow_scan {
                 Some(NarrowScan::Label(_)) => " NOT INDEXED",
@@ -271,7 +271,10 @@ impl HeadSelect {
         self.and_if("lease_until < ?", query.lease_before.map(micros));
         self.and_if("instr(title, ?) > 0", query.folded_title().filter(|t| !t.is_empty()));
         self.and_any("status IN (SELECT value FROM json_each(?))", query.status.iter().map(|s| s.as_str().into()));
-        self.and_any("hash IN (SELECT unhex(value) FROM json_each(?))", query.hashes.iter().map(|h| h.to_string()));
+        self.and_any(
+            "visible_hash IN (SELECT unhex(value) FROM json_each(?))",
+            query.hashes.iter().map(|h| h.to_string()),
+        );
         if !query.matches.is_empty() {
             let keys = "SELECT unhex(value) FROM json_each(?)";
             let values = serde_json::Value::from(query.matches.iter().map(|h| h.to_string()).collect::<Vec<_>>());
@@ -280,13 +283,13 @@ impl HeadSelect {
                 OwnerFilter::AllTenants => String::new(),
             };
             self.and("id IN (SELECT head_id FROM head_match WHERE tenant = ?", tenant);
-            self.sql.push_str(&format!(" AND key IN ({keys}))"));
+            self.sql.push_str(&format!(" AND match_key IN ({keys}))"));
             self.params.push(values.to_string().into());
         }
         // No wanted label may be missing.
         let has_label =
-            "SELECT 1 FROM head_label WHERE tenant = head.tenant AND label = want.value AND head_id = head.id";
-        let missing_label = format!("SELECT 1 FROM json_each(?) want WHERE NOT EXISTS ({has_label})");
+            "SELECT 1 FROM head_label WHERE tenant = head.tenant AND label = wanted_label.value AND head_id = head.id";
+        let missing_label = format!("SELECT 1 FROM json_each(?) wanted_label WHERE NOT EXISTS ({has_label})");
         self.and_any(&format!("NOT EXISTS ({missing_label})"), query.labels().into_iter());
     }
 

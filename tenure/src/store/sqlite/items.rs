@@ -37,7 +37,7 @@ pub(super) fn put(conn: &Connection, namespace: &Namespace, item: &Item, max_ite
         let max_others = i64::try_from(max_items.max(1) - 1).unwrap_or(i64::MAX);
         conn.prepare_cached(
             "DELETE FROM item WHERE id IN (
-                SELECT id FROM item WHERE tenant = ?1 AND owner = ?2 AND shelf = ?3 AND id <> ?4
+                SELECT id FROM item WHERE tenant = ?1 AND owner = ?2 AND namespace = ?3 AND id <> ?4
                 ORDER BY used_at DESC, key DESC LIMIT -1 OFFSET ?5)",
         )?
         .execute(params![tenant, owner, namespace.name, id, max_others])?;
@@ -55,11 +55,12 @@ pub(super) fn upsert(
 ) -> StoreResult<i64> {
     let namespace_token = item.text.is_some().then(|| namespace_token(tenant, owner, namespace));
     let mut upsert = conn.prepare_cached(
-        "INSERT INTO item (tenant, owner, shelf, key, value, text, place, created_at, used_at, uses, expires_at)
+        "INSERT INTO item (tenant, owner, namespace, key, value, text, namespace_token, created_at, used_at, uses,
+            expires_at)
         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
-        ON CONFLICT (tenant, owner, shelf, key) DO UPDATE SET value = excluded.value, text = excluded.text,
-            place = excluded.place, created_at = excluded.created_at, used_at = excluded.used_at, uses = excluded.uses,
-            expires_at = excluded.expires_at
+        ON CONFLICT (tenant, owner, namespace, key) DO UPDATE SET value = excluded.value, text = excluded.text,
+            namespace_token = excluded.namespace_token, created_at = excluded.created_at, used_at = excluded.used_at,
+            uses = excluded.uses, expires_at = excluded.expires_at
         RETURNING id",
     )?;
     let created_at = item.created_at.as_microsecond();
@@ -84,7 +85,7 @@ fn namespace_token(tenant: &Tenant, owner: &str, namespace: &str) -> String {
 
 pub(super) fn get(conn: &Connection, file: &Database, namespace: &Namespace, key: &str) -> StoreResult<Option<Item>> {
     let mut statement = conn.prepare_cached(&format!(
-        "SELECT {COLUMNS} FROM item WHERE tenant = ?1 AND owner = ?2 AND shelf = ?3 AND key = ?4"
+        "SELECT {COLUMNS} FROM item WHERE tenant = ?1 AND owner = ?2 AND namespace = ?3 AND key = ?4"
     ))?;
     let mut rows =
         statement.query(params![namespace.tenant.as_str(), namespace.owner.to_string(), namespace.name, key])?;
@@ -94,7 +95,7 @@ pub(super) fn get(conn: &Connection, file: &Database, namespace: &Namespace, key
 /// Records a use of an item: sets its time of last use and increments its use count.
 pub(super) fn record_use(conn: &Connection, namespace: &Namespace, key: &str, used_at: Timestamp) -> StoreResult<()> {
     conn.prepare_cached(
-        "UPDATE item SET used_at = ?5, uses = uses + 1 WHERE tenant = ?1 AND owner = ?2 AND shelf = ?3 AND key = ?4",
+        "UPDATE item SET used_at = ?5, uses = uses + 1 WHERE tenant = ?1 AND owner = ?2 AND namespace = ?3 AND key = ?4",
     )?
     .execute(params![
         namespace.tenant.as_str(),
@@ -115,7 +116,7 @@ pub(super) fn items(
 ) -> StoreResult<Vec<Item>> {
     let condition = if after.is_some() { "key > ?4" } else { "?4 IS NULL" };
     let mut statement = conn.prepare_cached(&format!(
-        "SELECT {COLUMNS} FROM item WHERE tenant = ?1 AND owner = ?2 AND shelf = ?3 AND {condition} ORDER BY key LIMIT ?5"
+        "SELECT {COLUMNS} FROM item WHERE tenant = ?1 AND owner = ?2 AND namespace = ?3 AND {condition} ORDER BY key LIMIT ?5"
     ))?;
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let mut rows = statement.query(params![
@@ -149,7 +150,7 @@ fn read_item(row: &Row<'_>, file: &Database) -> StoreResult<Item> {
 
 pub(super) fn remove(conn: &Connection, namespace: &Namespace, key: &str) -> StoreResult<bool> {
     let mut statement =
-        conn.prepare_cached("DELETE FROM item WHERE tenant = ?1 AND owner = ?2 AND shelf = ?3 AND key = ?4")?;
+        conn.prepare_cached("DELETE FROM item WHERE tenant = ?1 AND owner = ?2 AND namespace = ?3 AND key = ?4")?;
     Ok(statement.execute(params![namespace.tenant.as_str(), namespace.owner.to_string(), namespace.name, key])? > 0)
 }
 
@@ -186,7 +187,8 @@ pub(super) fn search(
     let matches = words.map(|word| find_matches(conn, namespace, word)).collect::<StoreResult<Vec<_>>>()?;
     // The count is capped at the number of candidates: an exact count of a large namespace would
     // take longer than the rest of the search.
-    let count = "SELECT count(*) FROM (SELECT 1 FROM item WHERE tenant = ?1 AND owner = ?2 AND shelf = ?3 LIMIT ?4)";
+    let count =
+        "SELECT count(*) FROM (SELECT 1 FROM item WHERE tenant = ?1 AND owner = ?2 AND namespace = ?3 LIMIT ?4)";
     let namespace_params =
         params![namespace.tenant.as_str(), namespace.owner.to_string(), namespace.name, MAX_CANDIDATES];
     let count = conn.prepare_cached(count)?.query_row(namespace_params, |r| r.get(0))?;
@@ -207,10 +209,11 @@ fn find_matches(conn: &Connection, namespace: &Namespace, word: &str) -> StoreRe
     let tenant = &namespace.tenant;
     let owner = namespace.owner.to_string();
     // A quoted word has no query syntax, and words contain no quotes.
-    let query = format!("place : \"{}\" AND text : \"{word}\"", namespace_token(tenant, &owner, &namespace.name));
+    let query =
+        format!("namespace_token : \"{}\" AND text : \"{word}\"", namespace_token(tenant, &owner, &namespace.name));
     let mut statement = conn.prepare_cached(
         "SELECT item.id, length(item.text) FROM item_text CROSS JOIN item ON item.id = item_text.rowid
-        WHERE item_text MATCH ?1 AND item.tenant = ?2 AND item.owner = ?3 AND item.shelf = ?4 LIMIT ?5",
+        WHERE item_text MATCH ?1 AND item.tenant = ?2 AND item.owner = ?3 AND item.namespace = ?4 LIMIT ?5",
     )?;
     let row = params![query, tenant.as_str(), owner, namespace.name, MAX_CANDIDATES];
     let rows = statement.query_map(row, |r| Ok((r.get(0)?, r.get(1)?)))?;

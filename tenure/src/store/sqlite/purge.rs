@@ -21,7 +21,7 @@ pub(super) fn purge(
     key: &SessionKey,
     expected: Option<(Timestamp, Seq)>,
 ) -> StoreResult<()> {
-    let sql = "SELECT id, card, matches FROM head WHERE tenant = ?1 AND session = ?2";
+    let sql = "SELECT id, head_json, match_keys FROM head WHERE tenant = ?1 AND session = ?2";
     let found_row = conn.prepare_cached(sql)?.query_row([key.tenant.as_str(), key.session.as_str()], |r| {
         Ok((r.get::<_, i64>(0)?, r.get::<_, String>(1)?, r.get::<_, String>(2)?))
     });
@@ -38,14 +38,14 @@ pub(super) fn purge(
         let purged = heads::decode(file, &key.tenant, &key.session, &head_json)?;
         transfer_to_forks(conn, id, &purged, forks)?;
     }
-    conn.prepare_cached("DELETE FROM record WHERE k > ?1 AND k <= ?2")?
+    conn.prepare_cached("DELETE FROM record WHERE record_key > ?1 AND record_key <= ?2")?
         .execute([record_key(id, 0), record_key(id, Seq::MAX)])?;
     conn.prepare_cached(
-        "DELETE FROM blob WHERE tenant = ?1 AND id IN (SELECT id FROM blob_use WHERE head_id = ?2)
-            AND NOT EXISTS (SELECT 1 FROM blob_use u WHERE u.tenant = ?1 AND u.id = blob.id AND u.head_id <> ?2)",
+        "DELETE FROM blob WHERE tenant = ?1 AND id IN (SELECT blob_id FROM blob_ref WHERE head_id = ?2)
+            AND NOT EXISTS (SELECT 1 FROM blob_ref r WHERE r.tenant = ?1 AND r.blob_id = blob.id AND r.head_id <> ?2)",
     )?
     .execute(params![key.tenant.as_str(), id])?;
-    conn.prepare_cached("DELETE FROM blob_use WHERE head_id = ?1")?.execute([id])?;
+    conn.prepare_cached("DELETE FROM blob_ref WHERE head_id = ?1")?.execute([id])?;
     items::delete_owner_items(conn, &key.tenant, &Owner::Session(key.session.clone()))?;
     remove_match_keys(conn, key.tenant.as_str(), id, &match_keys_hex)?;
     conn.prepare_cached("DELETE FROM head WHERE id = ?1")?.execute([id])?;
@@ -55,7 +55,7 @@ pub(super) fn purge(
 /// Returns the forks of a session, ordered by fork point; the latest is last.
 fn forks(conn: &Connection, file: &Database, key: &SessionKey) -> StoreResult<Vec<(i64, Head)>> {
     let mut statement =
-        conn.prepare_cached("SELECT id, session, card FROM head WHERE tenant = ?1 AND parent = ?2 ORDER BY id")?;
+        conn.prepare_cached("SELECT id, session, head_json FROM head WHERE tenant = ?1 AND parent = ?2 ORDER BY id")?;
     let mut rows = statement.query([key.tenant.as_str(), key.session.as_str()])?;
     let mut forks = Vec::new();
     while let Some(row) = rows.next()? {
@@ -103,12 +103,9 @@ fn reparent(mut fork: Head, new_parent: Option<&SessionId>) -> Head {
 
 /// Moves records and blob references up to `last_seq` to another session.
 fn move_records(conn: &Connection, from: i64, to: i64, last_seq: Seq) -> StoreResult<()> {
-    conn.prepare_cached("UPDATE record SET k = k + ?3 WHERE k > ?1 AND k <= ?2")?.execute([
-        record_key(from, 0),
-        record_key(from, last_seq),
-        record_key(to - from, 0),
-    ])?;
-    conn.prepare_cached("UPDATE blob_use SET head_id = ?2 WHERE head_id = ?1 AND seq <= ?3")?.execute([
+    conn.prepare_cached("UPDATE record SET record_key = record_key + ?3 WHERE record_key > ?1 AND record_key <= ?2")?
+        .execute([record_key(from, 0), record_key(from, last_seq), record_key(to - from, 0)])?;
+    conn.prepare_cached("UPDATE blob_ref SET head_id = ?2 WHERE head_id = ?1 AND first_seq <= ?3")?.execute([
         from,
         to,
         last_seq as i64,
@@ -119,7 +116,7 @@ fn move_records(conn: &Connection, from: i64, to: i64, last_seq: Seq) -> StoreRe
 /// Updates the lineage of a stored head.
 fn update_lineage(conn: &Connection, id: i64, head: &Head) -> StoreResult<()> {
     let parent = head.parent.as_ref().map(|p| p.session.as_str());
-    conn.prepare_cached("UPDATE head SET parent = ?2, card = ?3 WHERE id = ?1")?.execute(params![
+    conn.prepare_cached("UPDATE head SET parent = ?2, head_json = ?3 WHERE id = ?1")?.execute(params![
         id,
         parent,
         heads::encode(head)

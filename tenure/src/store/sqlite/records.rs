@@ -14,9 +14,11 @@ use crate::types::id::{Seq, SessionKey, Tenant};
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 use std::sync::Arc;
 
-const FORWARD: &str = "SELECT at, sum, entry FROM record WHERE k > ?1 AND k <= ?2 ORDER BY k";
-const BACKWARD: &str = "SELECT at, sum, entry FROM record WHERE k > ?1 AND k <= ?2 ORDER BY k DESC";
-const EXISTS: &str = "SELECT EXISTS (SELECT 1 FROM record WHERE k = ?1)";
+const FORWARD: &str =
+    "SELECT at, checksum, entry FROM record WHERE record_key > ?1 AND record_key <= ?2 ORDER BY record_key";
+const BACKWARD: &str =
+    "SELECT at, checksum, entry FROM record WHERE record_key > ?1 AND record_key <= ?2 ORDER BY record_key DESC";
+const EXISTS: &str = "SELECT EXISTS (SELECT 1 FROM record WHERE record_key = ?1)";
 
 /// Reads a page of records and verifies their checksums.
 pub(super) fn records(
@@ -27,7 +29,7 @@ pub(super) fn records(
 ) -> StoreResult<Vec<Record>> {
     // Both statements read one snapshot, so that a gap is real damage and no concurrent change.
     let _snapshot = Transaction::new_unchecked(conn, TransactionBehavior::Deferred)?;
-    let sql = "SELECT id, seq, coalesce(card ->> '$.first', 0) FROM head WHERE tenant = ?1 AND session = ?2";
+    let sql = "SELECT id, seq, coalesce(head_json ->> '$.first', 0) FROM head WHERE tenant = ?1 AND session = ?2";
     let head_row = conn.prepare_cached(sql)?.query_row([key.tenant.as_str(), key.session.as_str()], |r| {
         Ok((r.get::<_, i64>(0)?, r.get::<_, i64>(1)? as Seq, r.get::<_, i64>(2)? as Seq))
     });

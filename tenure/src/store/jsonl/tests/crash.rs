@@ -153,7 +153,7 @@ async fn damaged_namespaces_affect_only_their_owner() {
         store.put(namespace, &item("b", "tea"), None).await.unwrap();
     }
     drop(store);
-    let path = dir.path().join("default/shelves/user%2Fada.jsonl");
+    let path = dir.path().join("default/namespaces/user%2Fada.jsonl");
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, String::from_utf8(bytes.clone()).unwrap().replacen("tea", "tee", 1)).unwrap();
     let (store, repairs) = open_repaired(dir.path()).await;

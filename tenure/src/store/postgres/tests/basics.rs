@@ -157,7 +157,7 @@ async fn damage_is_reported_with_its_location() {
     assert!(read_error(RecordRange::after(0)).await.contains("record 1: the record is missing"));
     assert!(read_error(RecordRange::after(9)).await.contains("record 10: the record is missing"));
     assert!(read_error(RecordRange::back_from(u64::MAX, 1)).await.contains("record 10: the record is missing"));
-    db.rows("UPDATE tenure_head SET card = '{}'").await;
+    db.rows("UPDATE tenure_head SET head_json = '{}'").await;
     assert!(store.head(&key("a")).await.unwrap_err().to_string().contains("session acme/a, head: missing field"));
     db.drop_schema().await;
 }

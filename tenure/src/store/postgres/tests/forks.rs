@@ -227,7 +227,7 @@ async fn a_purge_waits_for_a_commit_that_begins_to_use_its_blob() {
     add_blob(store, &mut Writer::create(store, "gone").await.unwrap(), "blob").await;
     // Simulates a concurrent commit to another session whose transaction stays open.
     let commit_connection = store.connection.acquire().await.unwrap();
-    let sql = "BEGIN; INSERT INTO tenure_blob_use SELECT first, tenant, 'stays', blob FROM tenure_blob_use";
+    let sql = "BEGIN; INSERT INTO tenure_blob_ref SELECT first_seq, tenant, 'stays', blob_id FROM tenure_blob_ref";
     commit_connection.batch_execute(&store.connection.qualify_tables(sql)).await.unwrap();
     let purged = key("gone");
     let finish_commit = async {

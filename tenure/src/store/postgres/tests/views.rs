@@ -59,7 +59,7 @@ fn random_entry(dice: &mut Dice, session: &Session) -> Entry {
         }
         2 => {
             let text = format!(
-                r#"{{"message":{{"run":"r.1","lead":true,"body":{}}}}}"#,
+                r#"{{"message":{{"run":"r.1","replaces_instructions":true,"body":{}}}}}"#,
                 Message::system("\"body\":").as_str()
             );
             Entry::decode(&text).unwrap()

@@ -21,7 +21,7 @@ async fn store_with_three_messages() -> TestStore {
 #[tokio::test]
 async fn a_damaged_record_is_reported_with_its_location() {
     let test_store = store_with_three_messages().await;
-    let sql = "UPDATE record SET entry = replace(entry, 'two', 'TWO') WHERE k & 0xffffffff = 3";
+    let sql = "UPDATE record SET entry = replace(entry, 'two', 'TWO') WHERE record_key & 0xffffffff = 3";
     assert_eq!(test_store.sql().execute(sql, []).unwrap(), 1);
     let error = test_store.records("s").await.unwrap_err();
     let want = format!(
@@ -37,7 +37,10 @@ async fn a_damaged_record_is_reported_with_its_location() {
 async fn a_missing_record_is_reported_with_its_location() {
     for missing_seq in 1..=4 {
         let test_store = store_with_three_messages().await;
-        test_store.sql().execute("DELETE FROM record WHERE k & 0xffffffff = ?1", [missing_seq as i64]).unwrap();
+        test_store
+            .sql()
+            .execute("DELETE FROM record WHERE record_key & 0xffffffff = ?1", [missing_seq as i64])
+            .unwrap();
         let want = format!(
             "damaged data at sqlite {}, session default/s, record {missing_seq}: the record is missing",
             test_store.file()
@@ -55,7 +58,7 @@ async fn a_missing_record_is_reported_with_its_location() {
 #[tokio::test]
 async fn a_damaged_head_is_reported_with_its_location() {
     let test_store = store_with_three_messages().await;
-    test_store.sql().execute("UPDATE head SET card = '{}'", []).unwrap();
+    test_store.sql().execute("UPDATE head SET head_json = '{}'", []).unwrap();
     let want = format!("damaged data at sqlite {}, head of session default/s: missing field", test_store.file());
     let error = test_store.store.head(&key("s")).await.unwrap_err().to_string();
     assert!(error.starts_with(&want), "{error}");

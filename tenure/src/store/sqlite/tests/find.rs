@@ -42,8 +42,11 @@ async fn queries_use_their_index() {
         (newest(&user_filter), "head_user (tenant=? AND user=?)"),
         (SessionQuery { cursor, ..newest(&user_filter) }, "head_user (tenant=? AND user=? AND active_at<?)"),
         (newest(&tenant_filter), "head_active (tenant=?)"),
-        (SessionQuery { hashes: hashes.clone(), ..newest(&user_filter) }, "head_hash (tenant=? AND hash=? AND user=?)"),
-        (SessionQuery { hashes, ..newest(&tenant_filter) }, "head_hash (tenant=? AND hash=?)"),
+        (
+            SessionQuery { hashes: hashes.clone(), ..newest(&user_filter) },
+            "head_visible_hash (tenant=? AND visible_hash=? AND user=?)",
+        ),
+        (SessionQuery { hashes, ..newest(&tenant_filter) }, "head_visible_hash (tenant=? AND visible_hash=?)"),
         (
             SessionQuery { matches: vec![VisibleHash([1; 16])], ..newest(&user_filter) },
             "head USING INTEGER PRIMARY KEY (rowid=?)",
@@ -94,9 +97,10 @@ async fn the_newest_sessions_are_found_without_a_scan() {
     // Many copies of one head, each with its own columns and serialized head.
     sql.execute(
         "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 20000)
-        INSERT INTO head (tenant, session, user, status, created_at, active_at, seq, hash, title, labels, card)
-        SELECT tenant, 's' || n, CASE n % 10 WHEN 0 THEN 'ada' ELSE 'u' || n % 7 END, status, created_at, active_at + n, seq, hash,
-            title, labels, json_set(card, '$.info.session_id', 's' || n)
+        INSERT INTO head (tenant, session, user, status, created_at, active_at, seq, log_hash, visible_hash, match_keys,
+            title, labels, head_json)
+        SELECT tenant, 's' || n, CASE n % 10 WHEN 0 THEN 'ada' ELSE 'u' || n % 7 END, status, created_at, active_at + n,
+            seq, log_hash, visible_hash, match_keys, title, labels, json_set(head_json, '$.info.session_id', 's' || n)
         FROM head, n",
         [],
     )

@@ -319,7 +319,7 @@ async fn records_and_sessions_are_limited() {
     log.save(&test_store.store).await;
     let sql = test_store.sql();
     let last = (1u64 << 32) - 1;
-    sql.execute("UPDATE head SET seq = ?1, card = json_set(card, '$.seq', ?1)", [last as i64]).unwrap();
+    sql.execute("UPDATE head SET seq = ?1, head_json = json_set(head_json, '$.seq', ?1)", [last as i64]).unwrap();
     let mut log = Log {
         base: Some(LogEnd { seq: last, ..log.head.end() }),
         head: Head { seq: last, ..log.head },
