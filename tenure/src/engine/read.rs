@@ -208,7 +208,7 @@ impl Engine {
         } else {
             Vec::new()
         };
-        let hash = pages.iter().flatten().fold(cached.log_hash, |hash, record| hash.then(record));
+        let hash = pages.iter().flatten().fold(cached.session.head().log_hash, |hash, record| hash.then(record));
         if hash != head.log_hash {
             tracing::warn!(session_id = %head.info.session_id, known = cached.session.head().seq, stored = head.seq,
                 "the log in the store differs from the cached one; the session was reloaded");

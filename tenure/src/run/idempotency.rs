@@ -58,18 +58,10 @@ impl Tenure {
             owner: Owner::Session(started.session.clone()),
             name: ANSWERS.to_owned(),
         };
-        let Some(item) = self.store().get(&namespace, record.run.as_str(), None).await? else { return Ok(None) };
-        let answer = serde_json::from_str(&item.value).map_err(|e| {
-            Error::corrupt(format!("stored response of run {} in session {}", record.run, record.session), e)
-        })?;
+        let Some(item) = self.store().get(&namespace, started.run.as_str(), None).await? else { return Ok(None) };
+        let answer = serde_json::from_str(&item.value)
+            .map_err(|e| Error::corrupt(format!("the stored answer of run {}", started.run), e))?;
         Ok(Some(Box::new(answer)))
-    }
-
-    /// Creates an item that expires together with its idempotency key.
-    pub(crate) fn expiring_item(&self, key: &str, value: String) -> Item {
-        let now = self.now();
-        let expires_at = now.checked_add(KEY_TTL).ok();
-        Item { expires_at, ..Item::new(key, value, now) }
     }
 }
 

@@ -223,7 +223,7 @@ async fn compare(
         )?;
         let mut digest = LogDigest::default();
         s.messages.iter().for_each(|message| digest.advance(&message.message));
-        same("digest", format!("{:?}", s.digest), format!("{digest:?}"))?;
+        same("digest", format!("{:?}", s.head().digest), format!("{digest:?}"))?;
         if m.status.is_live() {
             let tail = home.tenure.last_messages(principal, &id(name), 5).await.map_err(|e| e.to_string())?;
             same("tail", format!("{tail:?}"), format!("{:?}", &s.messages[s.messages.len().saturating_sub(5)..]))?;
