@@ -256,7 +256,7 @@ impl Tenure {
 fn memory_block(mut hits: Vec<RecallHit>, policy: &MemoryPolicy) -> Option<(Message, Vec<InjectedMemory>)> {
     hits.sort_by(|a, b| (b.memory.created_at, &a.memory.id).cmp(&(a.memory.created_at, &b.memory.id)));
     let mut lines = vec![
-        "[memories] Facts stored in earlier conversations that may be relevant, newest first. If two contradict each other, the newer one applies."
+        "[memories] Facts from earlier conversations, newest first. If two contradict, the newer one applies."
             .to_owned(),
     ];
     let mut injected = Vec::new();

@@ -328,8 +328,8 @@ impl<'a> Execution<'a> {
             let window = tenure.policy(&session.head.tenant, session.head.assistant.as_deref()).window;
             Ok(build_history(
                 session.messages.iter(),
-                &session.reviews,
-                &session.summaries,
+                session.reviews,
+                session.summaries,
                 &window,
                 &self.context.input.overlay,
             ))
