@@ -35,7 +35,8 @@
 //!   [`history()`] is what a model is sent;
 //! * **the store contract**: [`store::Store`], with four implementations and one test suite (feature `conformance`);
 //! * **operations**: the methods of [`Tenure`]. Each loads, asks a rule, and commits;
-//! * **[`import`]**: sessions of other programs, as an [`Export`].
+//! * **[`import`]**: sessions of other programs, as an [`Export`];
+//! * **`testing`** (feature `testing`): a scripted model, counting tools, a failing store, temporary stores, for tests.
 
 mod clock;
 #[cfg(feature = "conformance")]
@@ -53,6 +54,8 @@ mod run;
 mod session;
 pub mod store;
 mod tenure;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod types;
 
 pub use clock::{Clock, ClockOrigin, ManualClock};

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
+pub use tenure::testing::PostgresSchema;
 use tenure::*;
 
 /// One row of the report: the measurement, its baseline, and the promised bound.

@@ -2,7 +2,7 @@
 //! `NAME.want` describes the expected result. A new case is a new file; the failure message shows
 //! the content for its `.want`.
 
-use crate::places::{ada, id, raw};
+use crate::support::{ada, id, raw};
 use serde_json::json;
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -78,7 +78,7 @@ async fn parsed_sessions_can_be_imported() {
         let x = id(&format!("s{i}"));
         tenure.import(&ada(), &x, foreign.export.clone()).await.unwrap();
         let session = tenure.load(&ada(), &x).await.unwrap();
-        assert_eq!(crate::places::texts(&session), raw(&foreign.export.messages));
+        assert_eq!(crate::support::texts(&session), raw(&foreign.export.messages));
         assert!(is_valid(&history(&session, &Window::default())));
     }
 }
