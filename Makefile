@@ -6,9 +6,9 @@ all := --locked --workspace --all-features
 # The redirection makes make use a shell, which it needs for `command`.
 has = $(shell command -v $(1) 2>/dev/null)
 # nextest runs each test in a process of its own, but no doc tests; they are left out of `cargo test` as well.
-# In CI a test that fails is tried once more, and told as flaky: many of them kill, stop and race on purpose, on machines that are not idle.
-tries := $(if $(CI),--retries 1)
-runner := $(if $(call has,cargo-nextest),cargo nextest run $(tries),cargo test --lib --bins --tests --examples)
+# In CI, tests that kill or freeze processes are tried once more, and then listed as flaky: .config/nextest.toml.
+profile := $(if $(CI),--profile ci)
+runner := $(if $(call has,cargo-nextest),cargo nextest run $(profile),cargo test --lib --bins --tests --examples)
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16

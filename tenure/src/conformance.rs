@@ -29,13 +29,8 @@ pub mod reopen;
 pub mod search;
 
 mod fixture;
-mod support;
 
 pub use fixture::{Fixture, check};
-pub use support::{
-    RandomLog, Rng, StoreState, append_message, assert_fails, blob, head_of, item, key, namespace, read, read_all,
-    read_full_log, session_namespace, state, timestamp,
-};
 
 /// Generates the conformance tests of a store: `conformance!(name, factory);` with a factory such
 /// as `|| async { Fixture::new(store) }`.

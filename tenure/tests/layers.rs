@@ -24,6 +24,7 @@ const LIBRARY: &[&[&str]] = &[
     &["maintenance"],
     &["import"],
     &["open"],
+    &["testing"],
     &["conformance"],
 ];
 

@@ -3,6 +3,7 @@
 use crate::client::Client;
 use crate::servers::Server;
 use crate::*;
+use tenure::testing::PostgresSchema;
 
 fn append(session: &str, n: usize) -> Vec<u8> {
     let messages: Vec<String> = turn(n).iter().map(|m| m.as_str().to_owned()).collect();
@@ -117,17 +118,12 @@ pub async fn sixteen_clients(report: &mut Report) {
         tenure_rate / baseline_rate,
         Promise::AtLeast(0.4),
     );
-    let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else {
-        println!("(PostgreSQL is not measured: TENURE_TEST_POSTGRES is not set; `make bench-http` sets it)");
-        return;
-    };
-    let schema = format!("h_{}", SessionId::generate().as_str().replace('-', ""));
-    drop(Tenure::open(&format!("{url}?schema={schema}")).await.unwrap());
-    let server = Server::start(&format!("{url}?schema={schema}"), None, &[]);
-    let mut tenure_rate = 0.0f64;
-    let mut baseline_rate = 0.0f64;
+    let Some(schema) = PostgresSchema::new() else { return };
+    drop(Tenure::open(&schema.url()).await.unwrap());
+    let server = Server::start(&schema.url(), None, &[]);
+    let (mut tenure_rate, mut baseline_rate) = (0.0f64, 0.0f64);
     for round in 0..3 {
-        baseline_rate = baseline_rate.max(pgbench(&url, &schema));
+        baseline_rate = baseline_rate.max(pgbench(schema.server(), schema.name()));
         tenure_rate = tenure_rate.max(sixteen(&server, round, duration).await);
     }
     report.row(

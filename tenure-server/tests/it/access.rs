@@ -1,6 +1,6 @@
 //! Access control: keys stay required, unreadable headers are refused, and cross-site requests are rejected.
 
-use crate::door::Door;
+use crate::support::InProcessClient;
 use axum::body::Body;
 use axum::http::{HeaderValue, Method, Request};
 use http_body_util::BodyExt;
@@ -10,7 +10,13 @@ use tenure_server::auth::{NewKey, Right};
 use tower::ServiceExt;
 
 /// Sends a request whose headers may be arbitrary bytes. Returns the status and the body.
-async fn send(api: &Door, method: Method, path: &str, headers: &[(&str, &[u8])], body: Value) -> (u16, Value) {
+async fn send(
+    api: &InProcessClient,
+    method: Method,
+    path: &str,
+    headers: &[(&str, &[u8])],
+    body: Value,
+) -> (u16, Value) {
     let mut request = Request::builder().method(method).uri(path).header("content-type", "application/json");
     for (name, value) in headers {
         request = request.header(*name, HeaderValue::from_bytes(value).unwrap());
@@ -26,8 +32,8 @@ async fn send(api: &Door, method: Method, path: &str, headers: &[(&str, &[u8])],
 /// After the last key is revoked, keys are still required: on this node, on other nodes, and after a restart.
 #[tokio::test]
 async fn keys_stay_required_when_the_last_one_is_revoked() {
-    let api = Door::memory().await;
-    let list = async |api: &Door| send(api, Method::GET, "/sessions", &[], Value::Null).await.0;
+    let api = InProcessClient::memory().await;
+    let list = async |api: &InProcessClient| send(api, Method::GET, "/sessions", &[], Value::Null).await.0;
     assert_eq!(list(&api).await, 200, "nobody has made a key yet");
     let keys = &api.app.keys;
     let add = async || keys.add(NewKey { rights: vec![Right::Read], ..NewKey::default() }).await.unwrap();
@@ -53,7 +59,7 @@ async fn keys_stay_required_when_the_last_one_is_revoked() {
 /// A key that another process has just created is accepted at once.
 #[tokio::test]
 async fn a_new_key_is_looked_up_before_it_is_refused() {
-    let api = Door::memory().await;
+    let api = InProcessClient::memory().await;
     let key_store = &api.app.keys;
     key_store.add(NewKey { rights: vec![Right::Read], ..NewKey::default() }).await.unwrap();
     assert_eq!(send(&api, Method::GET, "/sessions", &[], Value::Null).await.0, 401, "the keys are read");
@@ -67,7 +73,7 @@ async fn a_new_key_is_looked_up_before_it_is_refused() {
 /// An unreadable header is refused. Names may be any UTF-8, raw or encoded as in RFC 8187.
 #[tokio::test]
 async fn headers_are_read_or_refused_and_never_ignored() {
-    let api = Door::memory().await;
+    let api = InProcessClient::memory().await;
     let (_, secret) = api.app.keys.add(NewKey { rights: vec![Right::Admin], ..NewKey::default() }).await.unwrap();
     let bearer = format!("Bearer {secret}");
     let key: (&str, &[u8]) = ("authorization", bearer.as_bytes());
@@ -122,7 +128,7 @@ fn principal(user: &str) -> tenure::Principal {
 /// A page of another origin cannot change anything, on any route, with or without a body.
 #[tokio::test]
 async fn pages_of_other_sites_change_nothing() {
-    let api = Door::memory().await;
+    let api = InProcessClient::memory().await;
     assert_eq!(send(&api, Method::POST, "/sessions", &[], json!({"id": "s"})).await.0, 201);
     let evil: [(&str, &[u8]); 2] = [("origin", b"https://evil.example"), ("host", b"127.0.0.1:8787")];
     let cross: [(&str, &[u8]); 1] = [("sec-fetch-site", b"cross-site")];

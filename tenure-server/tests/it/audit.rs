@@ -1,13 +1,19 @@
 //! The audit trail over HTTP: it is read-only, readable with the right, and reveals tampering.
 
-use crate::door::Door;
+use crate::support::InProcessClient;
 use serde_json::{Value, json};
 use tenure::store::Commit;
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{log::*, review::*, session::*};
 use tenure_server::auth::Right;
 
 /// Stores a session with this many decisions, a minute apart; `change` may tamper with the records.
-pub async fn seed(api: &Door, tenant: &str, session: &str, decisions: u64, change: impl FnOnce(&mut Vec<Record>)) {
+pub async fn seed(
+    api: &InProcessClient,
+    tenant: &str,
+    session: &str,
+    decisions: u64,
+    change: impl FnOnce(&mut Vec<Record>),
+) {
     let key = SessionKey { tenant: Tenant::new(tenant).unwrap(), session: SessionId::new(session).unwrap() };
     let start: jiff::Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
     let mut records = Vec::new();
@@ -43,11 +49,11 @@ pub async fn seed(api: &Door, tenant: &str, session: &str, decisions: u64, chang
 
 #[tokio::test]
 async fn decisions_cannot_be_written_over_http() {
-    let api = Door::memory().await;
+    let api = InProcessClient::memory().await;
     seed(&api, "acme", "s", 2, |_| ()).await;
     let admin = api.key("acme", None, &[Right::Admin]).await;
     let ada = api.key("acme", Some("ada"), &[Right::Read, Right::Write]).await;
-    let before = ada.get("/sessions/s").await.is(200);
+    let before = ada.get("/sessions/s").await.expect_status(200);
     assert_eq!(before["metadata"]["hitl_decisions"].as_array().unwrap().len(), 2);
     let param = "metadata.hitl_decisions";
     for value in [json!(null), json!([]), json!([{"step": "refund", "decision": "rejected", "reviewer": "cfo"}])] {
@@ -57,24 +63,24 @@ async fn decisions_cannot_be_written_over_http() {
             body
         };
         let messages = json!([{"role": "user", "content": "x"}]);
-        assert_eq!(ada.patch("/sessions/s", with_decisions(json!({}))).await.wrong(400).1, param);
-        assert_eq!(ada.post("/sessions", with_decisions(json!({"id": "n"}))).await.wrong(400).1, param);
-        assert_eq!(ada.post("/threads/t/session", with_decisions(json!({}))).await.wrong(400).1, param);
+        assert_eq!(ada.patch("/sessions/s", with_decisions(json!({}))).await.expect_error(400).1, param);
+        assert_eq!(ada.post("/sessions", with_decisions(json!({"id": "n"}))).await.expect_error(400).1, param);
+        assert_eq!(ada.post("/threads/t/session", with_decisions(json!({}))).await.expect_error(400).1, param);
         for body in [json!({"messages": messages}), json!({"tenure": 2, "messages": messages})] {
-            assert_eq!(ada.put("/v1/sessions/s", with_decisions(body.clone())).await.wrong(400).1, param);
-            assert_eq!(ada.put("/v1/sessions/n", with_decisions(body.clone())).await.wrong(400).1, param);
-            assert_eq!(ada.post("/sessions/import", with_decisions(body)).await.wrong(400).1, param);
+            assert_eq!(ada.put("/v1/sessions/s", with_decisions(body.clone())).await.expect_error(400).1, param);
+            assert_eq!(ada.put("/v1/sessions/n", with_decisions(body.clone())).await.expect_error(400).1, param);
+            assert_eq!(ada.post("/sessions/import", with_decisions(body)).await.expect_error(400).1, param);
         }
     }
-    assert_eq!(ada.get("/sessions/s").await.is(200), before);
-    assert_eq!(ada.get("/sessions/n").await.wrong(404).0, "not_found");
-    let decided = admin.get("/reviews?status=decided").await.is(200);
+    assert_eq!(ada.get("/sessions/s").await.expect_status(200), before);
+    assert_eq!(ada.get("/sessions/n").await.expect_error(404).0, "not_found");
+    let decided = admin.get("/reviews?status=decided").await.expect_status(200);
     assert_eq!(decided["data"].as_array().unwrap().len(), 2);
 }
 
 #[tokio::test]
 async fn a_session_shows_its_trail_and_whether_it_was_changed() {
-    let api = Door::memory().await;
+    let api = InProcessClient::memory().await;
     seed(&api, "acme", "s", 3, |_| ()).await;
     seed(&api, "acme", "bad", 3, |records| {
         if let Entry::ReviewDecided(d) = &mut records[5].entry {
@@ -83,7 +89,7 @@ async fn a_session_shows_its_trail_and_whether_it_was_changed() {
     })
     .await;
     let ada = api.key("acme", Some("ada"), &[Right::Read, Right::Write]).await;
-    let trail = ada.get("/sessions/s/audit").await.is(200);
+    let trail = ada.get("/sessions/s/audit").await.expect_status(200);
     assert_eq!((&trail["session_id"], &trail["verified"], &trail["broken"]), (&json!("s"), &json!(true), &Value::Null));
     let decisions = trail["decisions"].as_array().unwrap();
     assert_eq!(decisions.len(), 3);
@@ -94,21 +100,21 @@ async fn a_session_shows_its_trail_and_whether_it_was_changed() {
     });
     assert_eq!(decisions[0], first);
     assert_eq!(decisions[1]["previous"], decisions[0]["hash"]);
-    let broken = ada.get("/sessions/bad/audit").await.is(200);
+    let broken = ada.get("/sessions/bad/audit").await.expect_status(200);
     assert_eq!((&broken["verified"], &broken["broken"]["seq"]), (&json!(false), &json!(8)));
     assert_eq!(broken["decisions"][2]["verified"], false);
     // Decisions of a deleted session are included; those of another user are not.
-    ada.delete("/sessions/s").await.is(200);
-    assert_eq!(ada.get("/sessions/s/audit").await.is(200), trail);
+    ada.delete("/sessions/s").await.expect_status(200);
+    assert_eq!(ada.get("/sessions/s/audit").await.expect_status(200), trail);
     for stranger in [api.key("acme", Some("bob"), &[Right::Read]).await, api.key("other", None, &[Right::Admin]).await]
     {
-        assert_eq!(stranger.get("/sessions/s/audit").await.wrong(404).0, "not_found");
+        assert_eq!(stranger.get("/sessions/s/audit").await.expect_error(404).0, "not_found");
     }
 }
 
 #[tokio::test]
 async fn an_administrator_exports_the_trail_of_the_tenant() {
-    let api = Door::memory().await;
+    let api = InProcessClient::memory().await;
     for n in 0..120 {
         seed(&api, "acme", &format!("s{n}"), 2, |_| ()).await;
     }
@@ -130,8 +136,8 @@ async fn an_administrator_exports_the_trail_of_the_tenant() {
     let other = api.key("other", None, &[Right::Admin]).await.get("/audit").await.text;
     assert_eq!((other.lines().count(), other.contains("\"secret\"")), (2, true));
     let reader = api.key("acme", Some("ada"), &[Right::Read, Right::Write, Right::Review]).await;
-    assert_eq!(reader.get("/audit").await.wrong(403).0, "forbidden");
+    assert_eq!(reader.get("/audit").await.expect_error(403).0, "forbidden");
     for (query, param) in [("from=yesterday", "from"), ("to=7", "to"), ("format=xml", "format"), ("form=csv", "form")] {
-        assert_eq!(admin.get(&format!("/audit?{query}")).await.wrong(400).1, param);
+        assert_eq!(admin.get(&format!("/audit?{query}")).await.expect_error(400).1, param);
     }
 }

@@ -1,11 +1,10 @@
 //! Authorization: which requests each key may make.
 
-use crate::running::{Running, answer, assert_error, said};
+use crate::support::{ServerProcess, assert_error, chat_request, send};
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Request};
 use serde_json::Value;
-use std::time::Duration;
 use tenure::{Tenant, User};
 use tenure_server::app::{App, AppState};
 use tenure_server::auth::{NewKey, Right};
@@ -55,7 +54,7 @@ impl TestServer {
 
     /// The number of messages the model sees in this session, from its answer.
     async fn chat_response(&self, session: &str, headers: &[(&str, &str)]) -> String {
-        let mut body = said(session, "hi");
+        let mut body = chat_request(session, "hi");
         body["history"] = "append".into();
         let (status, _, body) = self.ask("/v1/chat/completions", headers, Some(body)).await;
         assert_eq!(status, 200, "{body}");
@@ -101,7 +100,7 @@ async fn rights_are_needed() {
     let (_, admin) = server.key("acme", None, &[Right::Admin]).await;
     let chat = async |key: &str| {
         let (status, _, body) =
-            server.ask("/v1/chat/completions", &[("authorization", key)], Some(said("s", "hi"))).await;
+            server.ask("/v1/chat/completions", &[("authorization", key)], Some(chat_request("s", "hi"))).await;
         (status, body)
     };
     let refused = chat(&reads).await;
@@ -122,12 +121,12 @@ async fn a_key_fixes_its_tenant_and_perhaps_its_user() {
     let (_, other) = server.key("other", Some("ann"), &[Right::Write]).await;
     assert!(server.chat_response("anns", &[("authorization", &ann)]).await.ends_with("I see 1 message."));
     let impostor = [("authorization", ann.as_str()), ("x-tenure-user", "bob")];
-    let (status, _, body) = server.ask("/v1/chat/completions", &impostor, Some(said("anns", "hi"))).await;
+    let (status, _, body) = server.ask("/v1/chat/completions", &impostor, Some(chat_request("anns", "hi"))).await;
     assert_error(&(status, body), 403, "forbidden", None);
     // A key that is not bound acts as the user it names; the header takes precedence over the body.
     let as_ann = [("authorization", any.as_str()), ("x-tenure-user", "ann")];
     assert!(server.chat_response("anns", &as_ann).await.ends_with("I see 3 messages."));
-    let mut body = said("anns", "hi");
+    let mut body = chat_request("anns", "hi");
     body["user"] = "ann".into();
     body["history"] = "append".into();
     let (status, _, answer) = server.ask("/v1/chat/completions", &[("authorization", &any)], Some(body.clone())).await;
@@ -169,20 +168,20 @@ async fn other_sites_may_call_only_if_they_are_named() {
 #[tokio::test(flavor = "multi_thread")]
 async fn other_than_loopback_needs_keys() {
     let dir = tempfile::tempdir().unwrap();
-    let stderr = Running::refuses(dir.path(), "store: 'sqlite:t.db'\nlisten: 0.0.0.0:0");
+    let stderr = ServerProcess::start_failure(dir.path(), "store: 'sqlite:t.db'\nlisten: 0.0.0.0:0");
     assert!(stderr.contains("refusing to listen") && stderr.contains("tenure keys add"), "{stderr}");
     let tenure = tenure::Tenure::open(&format!("sqlite:{}", dir.path().join("t.db").display())).await.unwrap();
     let keys = tenure_server::auth::KeyStore::new(tenure.clone());
     let (key, secret) = keys.add(NewKey { rights: vec![Right::Read], ..NewKey::default() }).await.unwrap();
-    let server = Running::start(dir.path(), "store: 'sqlite:t.db'\nlisten: 0.0.0.0:0");
+    let server = ServerProcess::start(dir.path(), "store: 'sqlite:t.db'\nlisten: 0.0.0.0:0");
     let ask = async || {
         let url = format!("http://127.0.0.1:{}/v1/models", server.address.port());
-        answer(crate::running::client().get(url).bearer_auth(&secret)).await
+        send(crate::support::http_client().get(url).bearer_auth(&secret)).await
     };
     assert_eq!(ask().await.0, 200);
     // A key revoked by another process expires from the cache within seconds. It was the last one, and keys stay
     // required.
     assert!(keys.revoke(&key.id).await.unwrap());
-    tokio::time::sleep(Duration::from_millis(2500)).await;
+    crate::support::wait_until("the key is refused", async || ask().await.0 != 200).await;
     assert_error(&ask().await, 401, "unauthorized", None);
 }

@@ -2,18 +2,20 @@
 //! 4.1 and 4.2).
 
 use crate::in_every_way;
-use crate::kit::*;
+use crate::support::*;
 use serde_json::{Value, json};
 use tenure_server::config::Config;
 
 /// A session with a tool turn: question, call, result, answer. The client ran the tool itself.
-async fn tool_turn(home: &Home, id: &str) {
-    home.model.then(Act::Call(vec![("c1", "weather", r#"{"city":"Bern"}"#)])).then(Act::Say("It rains."));
-    let first = home.chat(json!({"session_id": id, "messages": [user("Weather in Bern?")]})).await;
+async fn tool_turn(test: &TestServer, id: &str) {
+    test.model
+        .then(ModelResponse::ToolCalls(vec![("c1", "weather", r#"{"city":"Bern"}"#)]))
+        .then(ModelResponse::Text("It rains."));
+    let first = test.chat(json!({"session_id": id, "messages": [user("Weather in Bern?")]})).await;
     assert_eq!(first.message()["tool_calls"][0]["function"]["arguments"], r#"{"city":"Bern"}"#);
     assert_eq!(first.body["choices"][0]["finish_reason"], "tool_calls");
-    let second = home.chat(json!({"session_id": id, "messages": [tool("c1", "rain")]})).await;
-    assert_eq!(second.said(), "It rains.");
+    let second = test.chat(json!({"session_id": id, "messages": [tool("c1", "rain")]})).await;
+    assert_eq!(second.content(), "It rains.");
 }
 
 fn weather() -> Vec<Value> {
@@ -32,116 +34,116 @@ fn and(mut list: Vec<Value>, more: &[Value]) -> Vec<Value> {
 
 in_every_way! {
     /// With an unknown id, all messages are new.
-    async fn an_unknown_id_creates_a_session(home: &mut Home) {
+    async fn an_unknown_id_creates_a_session(test: &mut TestServer) {
         let sent = [system("Be brief."), user("Hi"), assistant("Hello"), user("How are you?")];
-        let reply = home.chat(json!({"session_id": "new", "messages": sent})).await;
-        assert_eq!((reply.status, reply.said(), reply.session_id()), (200, "answer 1", "new".to_owned()));
+        let reply = test.chat(json!({"session_id": "new", "messages": sent})).await;
+        assert_eq!((reply.status, reply.content(), reply.session_id()), (200, "answer 1", "new".to_owned()));
         assert_eq!(reply.body["session_id"], "new");
         assert_eq!(reply.report(), [0, 0, 0, 3], "the system prompt is not counted");
-        assert_eq!(home.model.shown(), sent);
-        assert_eq!(home.stored("new").await, and(sent.to_vec(), &[assistant("answer 1")]));
+        assert_eq!(test.model.last_messages(), sent);
+        assert_eq!(test.stored("new").await, and(sent.to_vec(), &[assistant("answer 1")]));
     }
 
     /// The client sends only new messages; the server has the history.
-    async fn only_new_messages(home: &mut Home) {
-        home.chat(json!({"session_id": "s", "messages": [user("My name is Ada.")]})).await;
-        let reply = home.chat(json!({"session_id": "s", "messages": [user("What is my name?")]})).await;
+    async fn only_new_messages(test: &mut TestServer) {
+        test.chat(json!({"session_id": "s", "messages": [user("My name is Ada.")]})).await;
+        let reply = test.chat(json!({"session_id": "s", "messages": [user("What is my name?")]})).await;
         assert_eq!(reply.report(), [0, 0, 0, 1]);
         let want = [user("My name is Ada."), assistant("answer 1"), user("What is my name?")];
-        assert_eq!(home.model.shown(), want);
-        assert_eq!(home.stored("s").await, and(want.to_vec(), &[assistant("answer 2")]));
+        assert_eq!(test.model.last_messages(), want);
+        assert_eq!(test.stored("s").await, and(want.to_vec(), &[assistant("answer 2")]));
         // From a client that sends only new messages, the same text twice is two turns.
-        let reply = home.chat(json!({"session_id": "s", "messages": [user("What is my name?")]})).await;
+        let reply = test.chat(json!({"session_id": "s", "messages": [user("What is my name?")]})).await;
         assert_eq!(reply.report(), [0, 0, 0, 1]);
-        assert_eq!(home.stored("s").await.len(), 6);
+        assert_eq!(test.stored("s").await.len(), 6);
     }
 
     /// The whole visible history plus a new message: the tool turns stay in place.
-    async fn the_full_history(home: &mut Home) {
-        tool_turn(home, "s").await;
+    async fn the_full_history(test: &mut TestServer) {
+        tool_turn(test, "s").await;
         let sent = [user("Weather in Bern?"), assistant("It rains."), user("And Basel?")];
-        let reply = home.chat(json!({"session_id": "s", "messages": sent})).await;
+        let reply = test.chat(json!({"session_id": "s", "messages": sent})).await;
         assert_eq!(reply.report(), [2, 2, 0, 1]);
-        assert_eq!(home.model.shown(), and(weather(), &[user("And Basel?")]));
-        assert_eq!(home.stored("s").await, and(weather(), &[user("And Basel?"), assistant("answer 3")]));
+        assert_eq!(test.model.last_messages(), and(weather(), &[user("And Basel?")]));
+        assert_eq!(test.stored("s").await, and(weather(), &[user("And Basel?"), assistant("answer 3")]));
     }
 
     /// The whole history with the client's own copy of the tool turns: matched, not duplicated.
-    async fn an_own_copy_of_the_tool_turns(home: &mut Home) {
-        tool_turn(home, "s").await;
+    async fn an_own_copy_of_the_tool_turns(test: &mut TestServer) {
+        tool_turn(test, "s").await;
         let mut sent = and(weather(), &[user("And Basel?")]);
         // Formatted differently, with fields added and removed.
         sent[1]["tool_calls"][0]["function"]["arguments"] = json!(r#"{ "city" : "Bern" }"#);
         sent[1].as_object_mut().unwrap().remove("content");
         sent[2]["name"] = json!("weather");
-        let reply = home.chat(json!({"session_id": "s", "messages": sent})).await;
+        let reply = test.chat(json!({"session_id": "s", "messages": sent})).await;
         assert_eq!(reply.report(), [4, 0, 0, 1]);
-        assert_eq!(home.model.shown(), and(weather(), &[user("And Basel?")]), "ours are shown, as they were");
-        assert_eq!(home.stored("s").await.len(), 6);
+        assert_eq!(test.model.last_messages(), and(weather(), &[user("And Basel?")]), "ours are shown, as they were");
+        assert_eq!(test.stored("s").await.len(), 6);
     }
 
     /// An edited earlier turn: what precedes it keeps its tool turns, what followed is rewound and stays readable.
-    async fn an_edited_earlier_turn(home: &mut Home) {
-        tool_turn(home, "s").await;
+    async fn an_edited_earlier_turn(test: &mut TestServer) {
+        tool_turn(test, "s").await;
         let more = [user("Weather in Bern?"), assistant("It rains."), user("And Basel?")];
-        home.chat(json!({"session_id": "s", "messages": more})).await;
+        test.chat(json!({"session_id": "s", "messages": more})).await;
         let edited = [user("Weather in Bern?"), assistant("It rains."), user("And Geneva?")];
-        let reply = home.chat(json!({"session_id": "s", "messages": edited})).await;
+        let reply = test.chat(json!({"session_id": "s", "messages": edited})).await;
         assert_eq!(reply.report(), [2, 2, 2, 1]);
-        assert_eq!(home.model.shown(), and(weather(), &[user("And Geneva?")]));
-        assert_eq!(home.stored("s").await, and(weather(), &[user("And Geneva?"), assistant("answer 4")]));
+        assert_eq!(test.model.last_messages(), and(weather(), &[user("And Geneva?")]));
+        assert_eq!(test.stored("s").await, and(weather(), &[user("And Geneva?"), assistant("answer 4")]));
         let id = tenure::SessionId::new("s").unwrap();
-        let discarded = home.app.tenure.discarded(&nobody(), &id).await.unwrap();
+        let discarded = test.app.tenure.discarded(&default_principal(), &id).await.unwrap();
         let discarded: Vec<Value> = discarded.iter().flat_map(|d| &d.messages).map(|m| m.message.to_value()).collect();
         assert_eq!(discarded, [user("And Basel?"), assistant("answer 3")]);
     }
 
     /// A changed system prompt takes effect immediately; history and tool turns stay.
-    async fn a_changed_system_prompt(home: &mut Home) {
-        home.model.then(Act::Call(vec![("c1", "weather", "{}")])).then(Act::Say("It rains."));
-        home.chat(json!({"session_id": "s", "messages": [system("Be brief."), user("Weather?")]})).await;
-        home.chat(json!({"session_id": "s", "messages": [tool("c1", "rain")]})).await;
-        assert_eq!(home.model.shown()[0], system("Be brief."));
+    async fn a_changed_system_prompt(test: &mut TestServer) {
+        test.model.then(ModelResponse::ToolCalls(vec![("c1", "weather", "{}")])).then(ModelResponse::Text("It rains."));
+        test.chat(json!({"session_id": "s", "messages": [system("Be brief."), user("Weather?")]})).await;
+        test.chat(json!({"session_id": "s", "messages": [tool("c1", "rain")]})).await;
+        assert_eq!(test.model.last_messages()[0], system("Be brief."));
         let turn = [user("Weather?"), call("c1", "weather", "{}"), tool("c1", "rain"), assistant("It rains.")];
         // Sent with the whole history, and with only the new message.
         let sent = [system("Be long."), user("Weather?"), assistant("It rains."), user("Why?")];
-        home.chat(json!({"session_id": "s", "messages": sent})).await;
-        assert_eq!(home.model.shown(), and(and(vec![system("Be long.")], &turn), &[user("Why?")]));
-        home.chat(json!({"session_id": "s", "history": "append", "messages": [system("In rhyme."), user("When?")]})).await;
-        let shown = home.model.shown();
+        test.chat(json!({"session_id": "s", "messages": sent})).await;
+        assert_eq!(test.model.last_messages(), and(and(vec![system("Be long.")], &turn), &[user("Why?")]));
+        test.chat(json!({"session_id": "s", "history": "append", "messages": [system("In rhyme."), user("When?")]})).await;
+        let shown = test.model.last_messages();
         assert_eq!((&shown[0], shown.len()), (&system("In rhyme."), 8));
         assert_eq!(shown.iter().filter(|m| m["role"] == "system").count(), 1);
-        assert_eq!(home.session("s").await.head().digest.turns, 3, "no turn was lost");
+        assert_eq!(test.session("s").await.head().digest.turns, 3, "no turn was lost");
     }
 
     /// The last user message again: the session is rewound to it and the answer is regenerated.
-    async fn regenerate(home: &mut Home) {
-        tool_turn(home, "s").await;
-        home.model.then(Act::Say("It still rains."));
-        let reply = home.chat(json!({"session_id": "s", "messages": [user("Weather in Bern?")]})).await;
+    async fn regenerate(test: &mut TestServer) {
+        tool_turn(test, "s").await;
+        test.model.then(ModelResponse::Text("It still rains."));
+        let reply = test.chat(json!({"session_id": "s", "messages": [user("Weather in Bern?")]})).await;
         assert_eq!(reply.report(), [1, 0, 3, 0], "the only question");
-        assert_eq!(home.model.shown(), [user("Weather in Bern?")], "the tools run again");
-        assert_eq!(home.stored("s").await, [user("Weather in Bern?"), assistant("It still rains.")]);
+        assert_eq!(test.model.last_messages(), [user("Weather in Bern?")], "the tools run again");
+        assert_eq!(test.stored("s").await, [user("Weather in Bern?"), assistant("It still rains.")]);
         // With the preceding history, from a client that sends everything.
         let sent = [user("Weather in Bern?"), assistant("It still rains."), user("Why?")];
-        home.chat(json!({"session_id": "s", "messages": sent})).await;
-        let reply = home.chat(json!({"session_id": "s", "messages": sent})).await;
+        test.chat(json!({"session_id": "s", "messages": sent})).await;
+        let reply = test.chat(json!({"session_id": "s", "messages": sent})).await;
         assert_eq!(reply.report(), [3, 0, 1, 0]);
-        assert_eq!(home.model.shown(), sent);
-        assert_eq!(home.stored("s").await, and(sent.to_vec(), &[assistant("answer 5")]));
+        assert_eq!(test.model.last_messages(), sent);
+        assert_eq!(test.stored("s").await, and(sent.to_vec(), &[assistant("answer 5")]));
         // A single message is never treated as an edit, unless the request declares it the whole history.
-        let reply = home.chat(json!({"session_id": "s", "messages": [user("Weather in Bern?")]})).await;
+        let reply = test.chat(json!({"session_id": "s", "messages": [user("Weather in Bern?")]})).await;
         assert_eq!(reply.report(), [0, 0, 0, 1]);
-        let reply = home.chat(json!({"session_id": "s", "history": "full", "messages": [user("Weather in Bern?")]})).await;
+        let reply = test.chat(json!({"session_id": "s", "history": "full", "messages": [user("Weather in Bern?")]})).await;
         assert_eq!(reply.report(), [1, 0, 5, 0]);
     }
 
     /// Only tool results: they answer the open calls.
-    async fn only_tool_results(home: &mut Home) {
-        home.model.then(Act::Call(vec![("a", "f", r#"{"x":1}"#), ("b", "g", "{}")]));
-        home.chat(json!({"session_id": "s", "messages": [user("Go")]})).await;
+    async fn only_tool_results(test: &mut TestServer) {
+        test.model.then(ModelResponse::ToolCalls(vec![("a", "f", r#"{"x":1}"#), ("b", "g", "{}")]));
+        test.chat(json!({"session_id": "s", "messages": [user("Go")]})).await;
         // In a different order than the calls, with a result for an unknown call.
-        let reply = home.chat(json!({"session_id": "s", "messages": [tool("b", "2"), tool("zzz", "?"), tool("a", "1")]})).await;
+        let reply = test.chat(json!({"session_id": "s", "messages": [tool("b", "2"), tool("zzz", "?"), tool("a", "1")]})).await;
         assert_eq!(reply.report(), [0, 0, 0, 2]);
         assert_eq!(reply.body["session"]["orphans"], json!(["zzz"]));
         let calls = json!([
@@ -149,127 +151,126 @@ in_every_way! {
             {"id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
         ]);
         let tool_call_message = json!({"role": "assistant", "content": null, "tool_calls": calls});
-        assert_eq!(home.model.shown(), [user("Go"), tool_call_message.clone(), tool("a", "1"), tool("b", "2")], "in the calls' order");
-        assert_eq!(home.stored("s").await, [user("Go"), tool_call_message, tool("b", "2"), tool("a", "1"), assistant("answer 2")]);
+        assert_eq!(test.model.last_messages(), [user("Go"), tool_call_message.clone(), tool("a", "1"), tool("b", "2")], "in the calls' order");
+        assert_eq!(test.stored("s").await, [user("Go"), tool_call_message, tool("b", "2"), tool("a", "1"), assistant("answer 2")]);
         // Sent again: matched, and the answer is regenerated.
-        let reply = home.chat(json!({"session_id": "s", "messages": [tool("b", "2"), tool("a", "1")]})).await;
+        let reply = test.chat(json!({"session_id": "s", "messages": [tool("b", "2"), tool("a", "1")]})).await;
         assert_eq!(reply.report(), [2, 0, 1, 0]);
-        assert_eq!(home.stored("s").await.len(), 5);
+        assert_eq!(test.stored("s").await.len(), 5);
     }
 
     /// Client-run tools with the whole history: the calls are sent back with their results.
-    async fn client_tools_with_the_full_history(home: &mut Home) {
-        home.model.then(Act::Call(vec![("c1", "weather", r#"{"city":"Bern"}"#)])).then(Act::Say("It rains."));
-        let first = home.chat(json!({"messages": [user("Weather in Bern?")]})).await;
+    async fn client_tools_with_the_full_history(test: &mut TestServer) {
+        test.model.then(ModelResponse::ToolCalls(vec![("c1", "weather", r#"{"city":"Bern"}"#)])).then(ModelResponse::Text("It rains."));
+        let first = test.chat(json!({"messages": [user("Weather in Bern?")]})).await;
         let sent = [user("Weather in Bern?"), first.message().clone(), tool("c1", "rain")];
         let id = first.session_id();
-        let reply = home.chat(json!({"session_id": id, "messages": sent})).await;
-        assert_eq!((reply.said(), reply.report()), ("It rains.", [2, 0, 0, 1]));
-        assert_eq!(home.model.shown(), weather()[..3]);
+        let reply = test.chat(json!({"session_id": id, "messages": sent})).await;
+        assert_eq!((reply.content(), reply.report()), ("It rains.", [2, 0, 0, 1]));
+        assert_eq!(test.model.last_messages(), weather()[..3]);
         let sent = and(weather(), &[user("Thanks")]);
-        let reply = home.chat(json!({"session_id": id, "messages": sent})).await;
+        let reply = test.chat(json!({"session_id": id, "messages": sent})).await;
         assert_eq!(reply.report(), [4, 0, 0, 1]);
-        assert_eq!(home.stored(&id).await, and(sent, &[assistant("answer 3")]));
+        assert_eq!(test.stored(&id).await, and(sent, &[assistant("answer 3")]));
     }
 
     /// A call without a result: the model sees a marked placeholder, which is not stored.
-    async fn a_call_without_a_result(home: &mut Home) {
-        home.model.then(Act::Call(vec![("c1", "weather", "{}")]));
-        home.chat(json!({"session_id": "s", "messages": [user("Weather?")]})).await;
-        home.chat(json!({"session_id": "s", "messages": [user("Never mind.")]})).await;
+    async fn a_call_without_a_result(test: &mut TestServer) {
+        test.model.then(ModelResponse::ToolCalls(vec![("c1", "weather", "{}")]));
+        test.chat(json!({"session_id": "s", "messages": [user("Weather?")]})).await;
+        test.chat(json!({"session_id": "s", "messages": [user("Never mind.")]})).await;
         let want = [user("Weather?"), call("c1", "weather", "{}"), tool("c1", tenure::rules::NO_RESULT), user("Never mind.")];
-        assert_eq!(home.model.shown(), want);
+        assert_eq!(test.model.last_messages(), want);
         let stored = [user("Weather?"), call("c1", "weather", "{}"), user("Never mind."), assistant("answer 2")];
-        assert_eq!(home.stored("s").await, stored);
+        assert_eq!(test.stored("s").await, stored);
     }
 
     /// An earlier turn without its images matches, and they are re-attached; a new image is added.
-    async fn pictures(home: &mut Home) {
-        let first = picture("What is this?", 7);
-        let second = picture("And this?", 8);
-        home.chat(json!({"session_id": "s", "messages": [first]})).await;
-        assert_eq!(home.model.shown(), std::slice::from_ref(&first));
-        let reply = home.chat(json!({"session_id": "s", "messages": [user("What is this?"), assistant("answer 1"), user("Sure?")]})).await;
+    async fn pictures(test: &mut TestServer) {
+        let (first, second) = (image_message("What is this?", "7").to_value(), image_message("And this?", "8").to_value());
+        test.chat(json!({"session_id": "s", "messages": [first]})).await;
+        assert_eq!(test.model.last_messages(), std::slice::from_ref(&first));
+        let reply = test.chat(json!({"session_id": "s", "messages": [user("What is this?"), assistant("answer 1"), user("Sure?")]})).await;
         assert_eq!(reply.report(), [2, 0, 0, 1]);
         let want = [first.clone(), assistant("answer 1"), user("Sure?")];
-        assert_eq!(home.model.shown(), want, "byte for byte, in the message it came with");
-        home.chat(json!({"session_id": "s", "messages": [user("What is this?"), assistant("answer 1"), user("Sure?"), assistant("answer 2"), second]})).await;
+        assert_eq!(test.model.last_messages(), want, "byte for byte, in the message it came with");
+        test.chat(json!({"session_id": "s", "messages": [user("What is this?"), assistant("answer 1"), user("Sure?"), assistant("answer 2"), second]})).await;
         let want = and(want.to_vec(), &[assistant("answer 2"), second]);
-        assert_eq!(home.model.shown(), want, "a new picture is added, not swapped in");
-        assert_eq!(home.stored("s").await, and(want, &[assistant("answer 3")]));
+        assert_eq!(test.model.last_messages(), want, "a new picture is added, not swapped in");
+        assert_eq!(test.stored("s").await, and(want, &[assistant("answer 3")]));
     }
 
     /// Without an id, the session is found by content: the one with the longest matching conversation.
-    async fn found_by_content(home: &mut Home) {
-        let first = home.chat(json!({"messages": [user("Hi")]})).await;
+    async fn found_by_content(test: &mut TestServer) {
+        let first = test.chat(json!({"messages": [user("Hi")]})).await;
         let id = first.session_id();
-        let again = home.chat(json!({"messages": [user("Hi"), assistant("answer 1"), user("More")]})).await;
+        let again = test.chat(json!({"messages": [user("Hi"), assistant("answer 1"), user("More")]})).await;
         assert_eq!((again.session_id(), again.report()), (id.clone(), [2, 0, 0, 1]));
         // A second conversation that begins the same way and is shorter.
-        home.model.then(Act::Say("answer 1"));
-        let other = home.chat(json!({"messages": [user("Hi")]})).await.session_id();
+        test.model.then(ModelResponse::Text("answer 1"));
+        let other = test.chat(json!({"messages": [user("Hi")]})).await.session_id();
         assert_ne!(other, id);
         let sent = [user("Hi"), assistant("answer 1"), user("More"), assistant("answer 2"), user("Last")];
-        let reply = home.chat(json!({"messages": sent})).await;
+        let reply = test.chat(json!({"messages": sent})).await;
         assert_eq!((reply.session_id(), reply.report()), (id.clone(), [4, 0, 0, 1]), "the longest match wins");
         // A conversation that matches no session.
-        let reply = home.chat(json!({"messages": [user("Ho"), assistant("answer 1"), user("More")]})).await;
+        let reply = test.chat(json!({"messages": [user("Ho"), assistant("answer 1"), user("More")]})).await;
         assert!(![&id, &other].contains(&&reply.session_id()));
         // Another user with the same messages.
         let sent = json!({"messages": sent});
-        let reply = home.client.chat(home.stream, sent, &[("x-tenure-user", "mallory")]).await;
-        assert_eq!((reply.report(), home.model.shown().len()), ([0, 0, 0, 5], 5));
+        let reply = test.client.chat(test.stream, sent, &[("x-tenure-user", "mallory")]).await;
+        assert_eq!((reply.report(), test.model.last_messages().len()), ([0, 0, 0, 5], 5));
         assert!(![&id, &other].contains(&&reply.session_id()), "never across users");
     }
 
     /// The header names the session too; the body takes precedence.
-    async fn found_by_header(home: &mut Home) {
+    async fn found_by_header(test: &mut TestServer) {
         let body = json!({"messages": [user("Hi")]});
-        let reply = home.client.chat(home.stream, body, &[("x-session-id", "h")]).await;
+        let reply = test.client.chat(test.stream, body, &[("x-session-id", "h")]).await;
         assert_eq!((reply.session_id(), reply.body["session_id"].as_str()), ("h".to_owned(), Some("h")));
         let body = json!({"session_id": "b", "messages": [user("Hi")]});
-        let reply = home.client.chat(home.stream, body, &[("x-session-id", "h")]).await;
+        let reply = test.client.chat(test.stream, body, &[("x-session-id", "h")]).await;
         assert_eq!(reply.session_id(), "b");
-        assert_eq!(home.stored("h").await.len(), 2);
+        assert_eq!(test.stored("h").await.len(), 2);
     }
 
     /// `history` overrides the automatic detection.
-    async fn history_modes(home: &mut Home) {
-        home.chat(json!({"session_id": "s", "messages": [user("Hi")]})).await;
-        let reply = home.chat(json!({"session_id": "s", "history": "append", "messages": [user("Hi")]})).await;
+    async fn history_modes(test: &mut TestServer) {
+        test.chat(json!({"session_id": "s", "messages": [user("Hi")]})).await;
+        let reply = test.chat(json!({"session_id": "s", "history": "append", "messages": [user("Hi")]})).await;
         assert_eq!(reply.report(), [0, 0, 0, 1]);
-        assert_eq!(home.model.shown(), [user("Hi"), assistant("answer 1"), user("Hi")]);
-        let reply = home.chat(json!({"session_id": "s", "history": "full", "messages": [user("Ho")]})).await;
+        assert_eq!(test.model.last_messages(), [user("Hi"), assistant("answer 1"), user("Hi")]);
+        let reply = test.chat(json!({"session_id": "s", "history": "full", "messages": [user("Ho")]})).await;
         assert_eq!(reply.report(), [0, 0, 4, 1]);
-        assert_eq!(home.model.shown(), [user("Ho")]);
-        let reply = home.chat(json!({"session_id": "s", "history": "some", "messages": [user("Ho")]})).await;
+        assert_eq!(test.model.last_messages(), [user("Ho")]);
+        let reply = test.chat(json!({"session_id": "s", "history": "some", "messages": [user("Ho")]})).await;
         assert_eq!((reply.status, reply.body["error"]["param"].as_str()), (400, Some("history")));
-        assert_eq!(home.stored("s").await.len(), 2);
+        assert_eq!(test.stored("s").await.len(), 2);
     }
 
     /// `store: false`: nothing is stored, and an existing session is only read.
-    async fn nothing_is_stored_if_the_client_asks_for_it(home: &mut Home) {
-        let reply = home.chat(json!({"store": false, "messages": [user("Psst")]})).await;
-        let response = if home.stream { reply.events.join("") } else { reply.text.clone() };
+    async fn nothing_is_stored_if_the_client_asks_for_it(test: &mut TestServer) {
+        let reply = test.chat(json!({"store": false, "messages": [user("Psst")]})).await;
+        let response = if test.stream { reply.events.join("") } else { reply.text.clone() };
         assert!(response.contains("answer") && reply.headers.get("x-session-id").is_none(), "{reply:?}");
-        assert_eq!(home.sessions().await, 0);
-        home.chat(json!({"session_id": "s", "messages": [user("Hi")]})).await;
-        let before = home.session("s").await;
-        home.chat(json!({"session_id": "s", "store": false, "messages": [user("Psst")]})).await;
-        assert_eq!(home.model.shown(), [user("Hi"), assistant("answer 2"), user("Psst")], "it sees the session");
-        assert_eq!(home.session("s").await, before);
-        assert!(!home.model.bodies().iter().any(|b| b.contains("\"store\"")));
+        assert_eq!(test.sessions().await, 0);
+        test.chat(json!({"session_id": "s", "messages": [user("Hi")]})).await;
+        let before = test.session("s").await;
+        test.chat(json!({"session_id": "s", "store": false, "messages": [user("Psst")]})).await;
+        assert_eq!(test.model.last_messages(), [user("Hi"), assistant("answer 2"), user("Psst")], "it sees the session");
+        assert_eq!(test.session("s").await, before);
+        assert!(!test.model.bodies().iter().any(|b| b.contains("\"store\"")));
     }
 
     /// Token usage is passed on, also in a stream that asks for it.
-    async fn usage(home: &mut Home) {
-        let reply = home.chat(json!({"stream_options": {"include_usage": true}, "messages": [user("Hi")]})).await;
+    async fn usage(test: &mut TestServer) {
+        let reply = test.chat(json!({"stream_options": {"include_usage": true}, "messages": [user("Hi")]})).await;
         assert_eq!(reply.body["usage"], json!({"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}));
-        assert!(!home.stream || reply.is_done());
+        assert!(!test.stream || reply.is_done());
     }
 
     /// Invalid requests are reported and change nothing.
-    async fn bad_requests_change_nothing(home: &mut Home) {
+    async fn bad_requests_change_nothing(test: &mut TestServer) {
         let long = "x".repeat(200);
         for (bad, param) in [
             (json!({}), "messages"),
@@ -285,69 +286,68 @@ in_every_way! {
             (json!({"messages": [user("a")], "store": "no"}), "store"),
             (json!({"messages": [user("a")], "user": ""}), "user"),
         ] {
-            let reply = home.chat(bad.clone()).await;
+            let reply = test.chat(bad.clone()).await;
             assert_eq!((reply.status, reply.code()), (400, "invalid"), "{bad}: {reply:?}");
             let error_param = reply.body["error"]["param"].as_str().unwrap_or_default();
             assert!(error_param.contains(param) || param == "session_id" && error_param == "session", "{bad}: {reply:?}");
         }
-        assert_eq!((home.sessions().await, home.model.count()), (0, 0));
+        assert_eq!((test.sessions().await, test.model.request_count()), (0, 0));
     }
 }
 
 /// Unknown fields reach the model server byte for byte: order, spelling, numbers, spaces.
 #[tokio::test(flavor = "multi_thread")]
 async fn unknown_fields_are_passed_on_untouched() {
-    let home = Home::new("memory", false).await.unwrap();
+    let test = TestServer::new(StoreKind::Memory, false).await.unwrap();
     let body = r#"{"z_first": {"b":1.50,  "a":[1e2, "\u00e9"]}, "model":"default","session_id":"s","messages":[{"role":"user","content":"Hi","odd":1.0}],
         "temperature":0.70,"history":"auto","on_busy":"queue","logit_bias":{"50256":-100},"seed":12345678901234567890,"tools":[ ],"last":null}"#;
-    let reply = reply(home.client.post_text(body, &[]).send().await.unwrap()).await;
+    let reply = reply(test.client.post_text(body, &[]).send().await.unwrap()).await;
     assert_eq!(reply.status, 200);
     let want = r#"{"z_first":{"b":1.50,  "a":[1e2, "\u00e9"]},"model":"default","messages":[{"role":"user","content":"Hi","odd":1.0}],"temperature":0.70,"logit_bias":{"50256":-100},"seed":12345678901234567890,"tools":[ ],"last":null}"#;
-    assert_eq!(home.model.bodies(), [want]);
+    assert_eq!(test.model.bodies(), [want]);
 }
 
 /// Several models by name, with the upstream name and key of each.
 #[tokio::test(flavor = "multi_thread")]
 async fn models_are_selected_by_name() {
-    let big = Script::default();
-    let small = Script::default();
-    let one = big.start().await;
-    let two = small.start().await;
+    let (big, small) = (ScriptedModelServer::default(), ScriptedModelServer::default());
+    let (one, two) = (big.start().await, small.start().await);
     let change = |config: &mut Config| {
         config.models = vec![model("big", &one), model("small", &two)];
         config.models[1].model = Some("small-2026".into());
         config.models[1].api_key = Some("sk-1".into());
     };
-    let home = Home::with("memory", false, change).await.unwrap();
+    let test = TestServer::with(StoreKind::Memory, false, change).await.unwrap();
     let ask =
-        async |model: Value| home.chat(json!({"session_id": "s", "model": model, "messages": [user("Hi")]})).await;
+        async |model: Value| test.chat(json!({"session_id": "s", "model": model, "messages": [user("Hi")]})).await;
     assert_eq!(ask(json!("big")).await.status, 200);
     assert_eq!(ask(json!("small")).await.status, 200);
-    assert_eq!((big.count(), small.count()), (1, 1));
+    assert_eq!((big.request_count(), small.request_count()), (1, 1));
     assert!(big.headers(0).get("authorization").is_none());
     assert_eq!(small.headers(0)["authorization"], "Bearer sk-1");
-    let name =
-        |script: &Script| serde_json::from_str::<Value>(&script.bodies().pop().unwrap()).unwrap()["model"].clone();
+    let name = |script: &ScriptedModelServer| {
+        serde_json::from_str::<Value>(&script.bodies().pop().unwrap()).unwrap()["model"].clone()
+    };
     assert_eq!((name(&big), name(&small)), (json!("big"), json!("small-2026")));
     // Without a model name: the session's model, else the first.
     assert_eq!(ask(Value::Null).await.status, 200);
-    assert_eq!((big.count(), small.count()), (1, 2));
-    home.chat(json!({"session_id": "other", "messages": [user("Hi")]})).await;
-    assert_eq!((big.count(), small.count()), (2, 2));
+    assert_eq!((big.request_count(), small.request_count()), (1, 2));
+    test.chat(json!({"session_id": "other", "messages": [user("Hi")]})).await;
+    assert_eq!((big.request_count(), small.request_count()), (2, 2));
     let reply = ask(json!("huge")).await;
     assert_eq!((reply.status, reply.code()), (404, "model_not_found"));
     assert!(reply.text.contains("big, small, rehearsal"), "{}", reply.text);
     // The built-in model is always available.
-    assert!(ask(json!("rehearsal")).await.said().contains("I see"));
+    assert!(ask(json!("rehearsal")).await.content().contains("I see"));
 }
 
 /// Of several choices all are passed on, and the first is stored.
 #[tokio::test(flavor = "multi_thread")]
 async fn several_choices() {
-    let home = Home::new("memory", false).await.unwrap();
-    let reply = home.chat(json!({"session_id": "s", "n": 3, "messages": [user("Hi")]})).await;
+    let test = TestServer::new(StoreKind::Memory, false).await.unwrap();
+    let reply = test.chat(json!({"session_id": "s", "n": 3, "messages": [user("Hi")]})).await;
     assert_eq!(reply.body["choices"].as_array().unwrap().len(), 3);
-    assert_eq!(home.stored("s").await, [user("Hi"), assistant("answer 1")]);
+    assert_eq!(test.stored("s").await, [user("Hi"), assistant("answer 1")]);
 }
 
 fn assistants(config: &mut Config) {
@@ -362,36 +362,40 @@ async fn instructions_of_the_assistant_come_first() {
     for (stream, ask) in
         [(false, json!({"model": "poet"})), (true, json!({"assistant_id": "poet", "model": "default"}))]
     {
-        let home = Home::with("sqlite", stream, assistants).await.unwrap();
+        let test = TestServer::with(StoreKind::Sqlite, stream, assistants).await.unwrap();
         let say = async |text: &str, mut more: Value| {
             (more["session_id"], more["messages"]) = (json!("s"), json!([system("Be brief."), user(text)]));
-            home.chat(more).await
+            test.chat(more).await
         };
         say("One", ask).await;
-        assert_eq!(home.model.shown(), [system("Rhyme."), system("Be brief."), user("One")]);
-        assert!(home.model.bodies()[0].contains(r#""model":"default""#));
-        assert!(!home.model.bodies()[0].contains("assistant_id"));
+        assert_eq!(test.model.last_messages(), [system("Rhyme."), system("Be brief."), user("One")]);
+        assert!(test.model.bodies()[0].contains(r#""model":"default""#));
+        assert!(!test.model.bodies()[0].contains("assistant_id"));
         // The session stays with its assistant.
         say("Two", json!({})).await;
-        assert_eq!(home.model.shown(), [system("Rhyme."), system("Be brief."), user("Two")], "one turn is shown");
-        assert_eq!(home.stored("s").await.len(), 5, "all are kept, and the instructions are not among them");
-        assert_eq!(home.session("s").await.head().assistant.as_deref(), Some("poet"));
+        assert_eq!(
+            test.model.last_messages(),
+            [system("Rhyme."), system("Be brief."), user("Two")],
+            "one turn is shown"
+        );
+        assert_eq!(test.stored("s").await.len(), 5, "all are kept, and the instructions are not among them");
+        assert_eq!(test.session("s").await.head().assistant.as_deref(), Some("poet"));
         say("Psst", json!({"store": false})).await;
-        assert_eq!(home.model.shown(), [system("Rhyme."), system("Be brief."), user("Psst")]);
+        assert_eq!(test.model.last_messages(), [system("Rhyme."), system("Be brief."), user("Psst")]);
         let reply = say("One", json!({"assistant_id": "painter"})).await;
         assert_eq!((reply.status, reply.code()), (404, "not_found"));
-        home.chat(json!({"store": false, "assistant_id": "poet", "messages": [user("Psst")]})).await;
-        assert_eq!(home.model.shown(), [system("Rhyme."), user("Psst")]);
+        test.chat(json!({"store": false, "assistant_id": "poet", "messages": [user("Psst")]})).await;
+        assert_eq!(test.model.last_messages(), [system("Rhyme."), user("Psst")]);
     }
 }
 
 /// Without content matching, a request without an id creates a new session.
 #[tokio::test(flavor = "multi_thread")]
 async fn content_matching_can_be_off() {
-    let home = Home::with("memory", false, |c| c.sessions.content_matching = false).await.unwrap();
-    let id = home.chat(json!({"messages": [user("Hi")]})).await.session_id();
+    let test = TestServer::with(StoreKind::Memory, false, |c| c.sessions.content_matching = false).await.unwrap();
+    let id = test.chat(json!({"messages": [user("Hi")]})).await.session_id();
     let sent = [user("Hi"), assistant("answer 1"), user("More")];
-    assert_ne!(home.chat(json!({"messages": sent})).await.session_id(), id);
+    assert_ne!(test.chat(json!({"messages": sent})).await.session_id(), id);
 }
 
 /// Errors name the limit that was exceeded.
@@ -402,30 +406,30 @@ async fn limits() {
         config.limits.max_messages = 3;
         config.limits.max_message_bytes = 500;
     };
-    let home = Home::with("memory", false, change).await.unwrap();
+    let test = TestServer::with(StoreKind::Memory, false, change).await.unwrap();
     let long = [user(&"x".repeat(600))];
     let over = [long.to_vec(), vec![user("x"); 4], vec![user(&"x".repeat(3000))]];
     for (messages, limit) in over.iter().zip(["max_message_bytes", "max_messages", "max_body_bytes"]) {
         for store in [true, false] {
-            let reply = home.chat(json!({"store": store, "messages": messages})).await;
+            let reply = test.chat(json!({"store": store, "messages": messages})).await;
             assert_eq!(
                 (reply.status, reply.code(), reply.body["error"]["param"].as_str()),
                 (413, "too_large", Some(limit))
             );
         }
     }
-    assert_eq!((home.sessions().await, home.model.count()), (0, 0));
+    assert_eq!((test.sessions().await, test.model.request_count()), (0, 0));
 }
 
 /// Unreadable headers are refused, not ignored: a session would be lost, or a request executed twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_are_text() {
-    let home = Home::new("memory", false).await.unwrap();
+    let test = TestServer::new(StoreKind::Memory, false).await.unwrap();
     for name in ["x-session-id", "idempotency-key"] {
         let value = reqwest::header::HeaderValue::from_bytes(b"\xfcber").unwrap();
-        let request = home.client.post(false, json!({"messages": [user("Hi")]}), &[]).header(name, value);
+        let request = test.client.post(false, json!({"messages": [user("Hi")]}), &[]).header(name, value);
         let reply = reply(request.send().await.unwrap()).await;
         assert_eq!((reply.status, reply.code()), (400, "invalid"));
     }
-    assert_eq!(home.sessions().await, 0);
+    assert_eq!(test.sessions().await, 0);
 }

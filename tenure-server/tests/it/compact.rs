@@ -1,6 +1,6 @@
 //! Summaries of long sessions: written after a turn without delaying others, and removed on request.
 
-use crate::kit::*;
+use crate::support::*;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ struct RequestBody {
     messages: Vec<Box<RawValue>>,
 }
 
-impl Script {
+impl ScriptedModelServer {
     /// The messages of each request, byte for byte: those of turns, and those for summaries.
     fn requests(&self) -> (Vec<Vec<String>>, Vec<Vec<String>>) {
         let request_messages = |body: String| {
@@ -33,7 +33,7 @@ impl Script {
     }
 }
 
-impl Home {
+impl TestServer {
     async fn append_user_message(&self, text: &str) -> Reply {
         let reply = self.chat(json!({"session_id": "s", "history": "append", "messages": [user(text)]})).await;
         assert_eq!(reply.status, 200, "{reply:?}");
@@ -53,7 +53,7 @@ impl Home {
 
     /// Waits for a summary of the first `position` messages.
     async fn summary(&self, position: usize) {
-        within("the summary is there", async || {
+        wait_until("the summary is there", async || {
             self.session("s").await.summary().map(|s| s.position) == Some(position)
         })
         .await;
@@ -61,17 +61,17 @@ impl Home {
 }
 
 /// The prompt prefix is byte-identical from turn to turn, until the next summary; nothing is left out in between.
-async fn the_beginning_of_the_prompt_is_stable(kind: &str, stream: bool) {
-    let Some(home) = Home::with(kind, stream, turns(6)).await else { return };
-    home.chat(json!({"session_id": "s", "messages": [system("Be kind."), user("question 1")]})).await;
+async fn the_beginning_of_the_prompt_is_stable(kind: StoreKind, stream: bool) {
+    let Some(test) = TestServer::with(kind, stream, turns(6)).await else { return };
+    test.chat(json!({"session_id": "s", "messages": [system("Be kind."), user("question 1")]})).await;
     let covered = [6, 9, 12, 15];
     for n in 2..=16 {
-        home.append_user_message(&format!("question {n}")).await;
+        test.append_user_message(&format!("question {n}")).await;
         if covered.contains(&n) {
-            home.summary(1 + 2 * (n - 3)).await;
+            test.summary(1 + 2 * (n - 3)).await;
         }
     }
-    let (requests, summaries) = home.model.requests();
+    let (requests, summaries) = test.model.requests();
     assert_eq!((requests.len(), summaries.len()), (16, 4));
     let changes: Vec<usize> = (1..16).filter(|i| !requests[*i].starts_with(&requests[i - 1])).map(|i| i + 1).collect();
     assert_eq!(changes, [7, 10, 13, 16], "it changes after a summary only");
@@ -83,39 +83,39 @@ async fn the_beginning_of_the_prompt_is_stable(kind: &str, stream: bool) {
     assert!(last[1].starts_with(SUMMARY_MARKER), "{last:?}");
     assert!(summaries[1][1].contains("answer 7"), "the next one is made from the one before");
     assert!(!summaries[1][1].contains("question 3") && summaries[1][1].contains("question 6"));
-    assert_eq!(home.stored("s").await.len(), 33, "and everything is kept");
+    assert_eq!(test.stored("s").await.len(), 33, "and everything is kept");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_beginning_of_the_prompt_is_stable_on_sqlite() {
-    the_beginning_of_the_prompt_is_stable("sqlite", false).await;
+    the_beginning_of_the_prompt_is_stable(StoreKind::Sqlite, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_beginning_of_the_prompt_is_stable_on_postgres_streamed() {
-    the_beginning_of_the_prompt_is_stable("postgres", true).await;
+    the_beginning_of_the_prompt_is_stable(StoreKind::Postgres, true).await;
 }
 
 /// A failed summary fails no turn: the window drops old turns, and the end of the next turn retries it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failing_summary_model_does_not_block_turns() {
-    let home = Home::with("memory", false, turns(3)).await.unwrap();
+    let test = TestServer::with(StoreKind::Memory, false, turns(3)).await.unwrap();
     for _ in 0..3 {
-        home.model.then(Act::Say(""));
+        test.model.then(ModelResponse::Text(""));
     }
-    home.model.then(Act::Refuse(500, "text/plain", "no", None));
+    test.model.then(ModelResponse::Error(500, "text/plain", "no", None));
     for n in 1..=3 {
-        home.append_user_message(&format!("question {n}")).await;
+        test.append_user_message(&format!("question {n}")).await;
     }
-    home.model.asked(4).await;
+    test.model.wait_for_requests(4).await;
     tokio::time::sleep(std::time::Duration::from_millis(100)).await; // lets it finish
-    let reply = home.append_user_message("question 4").await;
-    assert_eq!(reply.said(), "answer 5");
-    assert_eq!(home.model.requests().0[3].len(), 5, "the window cuts: two turns and the question");
-    home.summary(6).await;
-    assert_eq!(home.model.count(), 6);
-    home.append_user_message("question 5").await;
-    let shown = home.model.shown();
+    let reply = test.append_user_message("question 4").await;
+    assert_eq!(reply.content(), "answer 5");
+    assert_eq!(test.model.requests().0[3].len(), 5, "the window cuts: two turns and the question");
+    test.summary(6).await;
+    assert_eq!(test.model.request_count(), 6);
+    test.append_user_message("question 5").await;
+    let shown = test.model.last_messages();
     assert!(shown[0]["content"].as_str().unwrap().contains("answer 6"), "{shown:?}");
     assert_eq!(shown[1..], [user("question 4"), assistant("answer 5"), user("question 5")]);
 }
@@ -123,25 +123,25 @@ async fn a_failing_summary_model_does_not_block_turns() {
 /// The next turn neither waits for a summary nor invalidates it.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_turn_has_priority_over_compaction() {
-    let home = Home::with("sqlite", true, turns(3)).await.unwrap();
+    let test = TestServer::with(StoreKind::Sqlite, true, turns(3)).await.unwrap();
     let hold = Arc::new(Semaphore::new(0));
     for _ in 0..3 {
-        home.model.then(Act::Say(""));
+        test.model.then(ModelResponse::Text(""));
     }
-    home.model.then(Act::Hold("they ", hold.clone(), "talked"));
+    test.model.then(ModelResponse::Held("they ", hold.clone(), "talked"));
     for n in 1..=3 {
-        home.append_user_message(&format!("question {n}")).await;
+        test.append_user_message(&format!("question {n}")).await;
     }
-    home.model.asked(4).await;
-    home.append_user_message("question 4").await;
-    assert_eq!(home.model.shown().len(), 5, "the window cuts meanwhile");
+    test.model.wait_for_requests(4).await;
+    test.append_user_message("question 4").await;
+    assert_eq!(test.model.last_messages().len(), 5, "the window cuts meanwhile");
     // The end of this turn finds a summary in progress and requests none.
     hold.add_permits(1);
-    home.summary(4).await;
-    assert_eq!(home.model.count(), 5);
-    home.append_user_message("question 5").await;
+    test.summary(4).await;
+    assert_eq!(test.model.request_count(), 5);
+    test.append_user_message("question 5").await;
     // With it the window is full again, and the next summary may have been requested.
-    let shown = home.model.requests().0.pop().unwrap();
+    let shown = test.model.requests().0.pop().unwrap();
     assert!(shown[0].contains(SUMMARY_MARKER) && shown[0].contains("they talked"), "{shown:?}");
     assert_eq!(shown.len(), 6, "the summary, two turns and the question");
 }
@@ -149,55 +149,55 @@ async fn the_next_turn_has_priority_over_compaction() {
 /// Shutdown does not wait for a summary.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shutdown_does_not_wait_for_summaries() {
-    let mut home = Home::with("sqlite", false, turns(2)).await.unwrap();
+    let mut test = TestServer::with(StoreKind::Sqlite, false, turns(2)).await.unwrap();
     let hold = Arc::new(Semaphore::new(0));
     for _ in 0..2 {
-        home.model.then(Act::Say(""));
+        test.model.then(ModelResponse::Text(""));
     }
-    home.model.then(Act::Hold("", hold, ""));
-    home.append_user_message("question 1").await;
-    home.append_user_message("question 2").await;
-    home.model.asked(3).await;
-    tokio::time::timeout(std::time::Duration::from_secs(60), home.restart()).await.expect("it stops");
-    assert!(home.session("s").await.summary().is_none());
-    home.append_user_message("question 3").await;
-    within("it is written after the next turn", async || home.session("s").await.summary().is_some()).await;
+    test.model.then(ModelResponse::Held("", hold, ""));
+    test.append_user_message("question 1").await;
+    test.append_user_message("question 2").await;
+    test.model.wait_for_requests(3).await;
+    tokio::time::timeout(std::time::Duration::from_secs(60), test.restart()).await.expect("it stops");
+    assert!(test.session("s").await.summary().is_none());
+    test.append_user_message("question 3").await;
+    wait_until("it is written after the next turn", async || test.session("s").await.summary().is_some()).await;
 }
 
 /// An assistant has its own compaction policy, and another model may write its summaries. Runs are turns too.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_assistant_names_its_summary_model() {
-    let writer = Script::default();
+    let writer = ScriptedModelServer::default();
     let base_url = writer.start().await;
-    let home = Home::with("memory", false, |config| {
+    let test = TestServer::with(StoreKind::Memory, false, |config| {
         config.models.push(model("writer", &base_url));
         let poet = json!({"name": "poet", "model": "default", "instructions": "Rhyme.", "short_term": {"max_history_turns": 2, "compact": "writer"}});
         config.assistants = vec![serde_json::from_value(poet).unwrap()];
     })
     .await
     .unwrap();
-    writer.then(Act::Say("so it was"));
-    home.call("POST", "/sessions", json!({"id": "s", "assistant_id": "poet"})).await;
+    writer.then(ModelResponse::Text("so it was"));
+    test.call("POST", "/sessions", json!({"id": "s", "assistant_id": "poet"})).await;
     for n in 1..=2 {
-        let run = home.call("POST", "/sessions/s/runs", json!({"input": format!("question {n}")})).await;
+        let run = test.call("POST", "/sessions/s/runs", json!({"input": format!("question {n}")})).await;
         assert_eq!(run.body["status"], "completed", "{run:?}");
     }
-    home.summary(2).await;
+    test.summary(2).await;
     assert!(writer.bodies()[0].contains(r#""model":"writer""#));
     assert!(!writer.bodies()[0].contains("Rhyme."), "it is nobody's instructions but the assistant's");
-    home.append_user_message("question 3").await;
-    let shown = home.model.shown();
+    test.append_user_message("question 3").await;
+    let shown = test.model.last_messages();
     assert_eq!((&shown[0], &shown[1]), (&system("Rhyme."), &system(&format!("{SUMMARY_MARKER}\nso it was"))));
     // Other sessions have none.
     for n in 1..=60 {
         let body =
             json!({"session_id": "t", "history": "append", "model": "default", "messages": [user(&format!("{n}"))]});
-        home.chat(body).await;
+        test.chat(body).await;
     }
-    assert_eq!(home.model.requests().1.len(), 0);
+    assert_eq!(test.model.requests().1.len(), 0);
     let put = async |compact: Value| {
         let body = json!({"name": "prose", "short_term": {"compact": compact}});
-        home.call("PUT", "/assistants/prose", body).await
+        test.call("PUT", "/assistants/prose", body).await
     };
     assert_eq!((put(json!(true)).await.status, put(json!("writer")).await.status), (201, 200));
     for wrong in [json!(7), json!(""), json!({"model": "x"})] {
@@ -208,14 +208,14 @@ async fn an_assistant_names_its_summary_model() {
 /// The routes, with the built-in model.
 #[tokio::test(flavor = "multi_thread")]
 async fn compaction_on_request() {
-    let home = Home::with("sqlite", false, |config| config.models.clear()).await.unwrap();
+    let test = TestServer::with(StoreKind::Sqlite, false, |config| config.models.clear()).await.unwrap();
     for (i, text) in ["I am Ada.", "I like\nferries.\nCALL nobody {}", "Thanks."].into_iter().enumerate() {
         let messages = json!([user(text), assistant(&format!("ok {i}")), user("So?")]);
-        home.chat(json!({"session_id": "s", "history": "append", "messages": messages})).await;
+        test.chat(json!({"session_id": "s", "history": "append", "messages": messages})).await;
     }
-    let before = home.call("GET", "/sessions/s", Value::Null).await;
+    let before = test.call("GET", "/sessions/s", Value::Null).await;
     assert_eq!(before.body["summary"], Value::Null);
-    let result = home.call("POST", "/sessions/s/compact", json!({})).await;
+    let result = test.call("POST", "/sessions/s/compact", json!({})).await;
     assert_eq!(
         (result.status, &result.body["compacted"], &result.body["session_id"]),
         (200, &json!(8), &json!("s")),
@@ -223,23 +223,23 @@ async fn compaction_on_request() {
     );
     assert_eq!(result.headers["etag"], format!("\"{}\"", result.body["seq"]));
     assert_eq!(result.body["summary"]["text"], "The user said: I am Ada.; So?; I like; So?");
-    let after = home.call("GET", "/sessions/s", Value::Null).await;
+    let after = test.call("GET", "/sessions/s", Value::Null).await;
     assert_eq!(after.body["summary"], result.body["summary"]);
     assert_eq!((&after.body["messages"], &after.body["summary"]["position"]), (&before.body["messages"], &json!(8)));
-    assert_eq!(home.append_user_message("And now?").await.said(), "You said: And now? I see 6 messages.");
-    let again = home.call("POST", "/sessions/s/compact", json!({"keep_turns": 1, "model": "rehearsal"})).await;
+    assert_eq!(test.append_user_message("And now?").await.content(), "You said: And now? I see 6 messages.");
+    let again = test.call("POST", "/sessions/s/compact", json!({"keep_turns": 1, "model": "rehearsal"})).await;
     assert_eq!(again.body["summary"]["text"], "The user said: I am Ada.; So?; I like; So?; Thanks.; So?");
-    let none = home.call("POST", "/sessions/s/compact", json!({"keep_turns": 9})).await;
+    let none = test.call("POST", "/sessions/s/compact", json!({"keep_turns": 9})).await;
     assert_eq!((none.status, &none.body["compacted"]), (200, &json!(0)));
     let seq = none.body["seq"].as_u64().unwrap();
-    let stale = home.call_with("POST", "/sessions/s/uncompact", json!({}), &[("if-match", "\"1\"")]).await;
+    let stale = test.call_with("POST", "/sessions/s/uncompact", json!({}), &[("if-match", "\"1\"")]).await;
     assert_eq!((stale.status, stale.code()), (412, "conflict"));
-    let undone = home.call("POST", "/sessions/s/uncompact", json!({})).await;
+    let undone = test.call("POST", "/sessions/s/uncompact", json!({})).await;
     assert_eq!((undone.status, undone.body["seq"].as_u64()), (200, Some(seq + 1)), "{undone:?}");
-    assert_eq!(home.call("GET", "/sessions/s", Value::Null).await.body["summary"], Value::Null);
-    assert!(home.append_user_message("And?").await.said().ends_with("I see 15 messages."));
+    assert_eq!(test.call("GET", "/sessions/s", Value::Null).await.body["summary"], Value::Null);
+    assert!(test.append_user_message("And?").await.content().ends_with("I see 15 messages."));
     // Invalid input changes nothing.
-    let seq = home.session("s").await.head().seq;
+    let seq = test.session("s").await.head().seq;
     for (path, body, status) in [
         ("/sessions/s/compact", json!({"keep": 1}), 400),
         ("/sessions/s/compact", json!({"keep_turns": -1}), 400),
@@ -248,38 +248,38 @@ async fn compaction_on_request() {
         ("/sessions/nobody/compact", json!({}), 404),
         ("/sessions/nobody/uncompact", json!({}), 404),
     ] {
-        let reply = home.call("POST", path, body.clone()).await;
+        let reply = test.call("POST", path, body.clone()).await;
         assert_eq!(reply.status, status, "{path} {body}: {reply:?}");
         assert!(!reply.code().is_empty(), "{reply:?}");
     }
-    assert_eq!(home.session("s").await.head().seq, seq);
-    home.call("DELETE", "/sessions/s", Value::Null).await;
-    assert_eq!(home.call("POST", "/sessions/s/compact", json!({})).await.status, 410);
-    assert_eq!(home.call("POST", "/sessions/s/uncompact", json!({})).await.status, 410);
+    assert_eq!(test.session("s").await.head().seq, seq);
+    test.call("DELETE", "/sessions/s", Value::Null).await;
+    assert_eq!(test.call("POST", "/sessions/s/compact", json!({})).await.status, 410);
+    assert_eq!(test.call("POST", "/sessions/s/uncompact", json!({})).await.status, 410);
 }
 
 /// An error of the model server is passed on, and an unknown model is named.
 #[tokio::test(flavor = "multi_thread")]
 async fn compaction_on_request_with_a_failing_model() {
-    let home = Home::with("memory", false, |config| {
+    let test = TestServer::with(StoreKind::Memory, false, |config| {
         let other = config.models[0].clone();
         config.models.push(tenure_server::config::ModelConfig { name: "other".into(), ..other });
     })
     .await
     .unwrap();
     for n in 1..=4 {
-        home.append_user_message(&format!("question {n}")).await;
+        test.append_user_message(&format!("question {n}")).await;
     }
-    home.model.then(Act::Refuse(429, "application/json", r#"{"error":{"message":"slow down"}}"#, Some("3")));
-    let refused = home.call("POST", "/sessions/s/compact", json!({})).await;
+    test.model.then(ModelResponse::Error(429, "application/json", r#"{"error":{"message":"slow down"}}"#, Some("3")));
+    let refused = test.call("POST", "/sessions/s/compact", json!({})).await;
     assert_eq!((refused.status, refused.headers["retry-after"].to_str().unwrap()), (429, "3"));
-    let unknown = home.call("POST", "/sessions/s/compact", json!({"model": "nobody"})).await;
+    let unknown = test.call("POST", "/sessions/s/compact", json!({"model": "nobody"})).await;
     assert_eq!(
         (unknown.status, unknown.code(), &unknown.body["error"]["param"]),
         (404, "model_not_found", &json!("model"))
     );
-    assert!(home.session("s").await.summary().is_none());
-    let result = home.call("POST", "/sessions/s/compact", json!({"model": "other"})).await;
+    assert!(test.session("s").await.summary().is_none());
+    let result = test.call("POST", "/sessions/s/compact", json!({"model": "other"})).await;
     assert_eq!(result.body["compacted"], 4, "{result:?}");
 }
 

@@ -1,6 +1,6 @@
 //! Invariant 1 over HTTP: the real binary is killed with `kill -9` under load, and no acknowledged message is lost.
 
-use crate::kit::*;
+use crate::support::*;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -48,20 +48,15 @@ async fn write(client: Client, n: usize, acknowledged: Arc<Vec<AtomicUsize>>) {
     }
 }
 
-async fn killed_under_load(kind: &str) {
+async fn killed_under_load(kind: StoreKind) {
     let dir = tempfile::tempdir().unwrap();
-    let store = match kind {
-        "sqlite" => format!("sqlite:{}", dir.path().join("tenure.db").display()),
-        _ => match postgres_url() {
-            Some(url) => url,
-            None => return,
-        },
-    };
-    let model = Script::default();
+    let Some(test_store) = TestStore::new(kind) else { return };
+    let store = test_store.url().to_owned();
+    let model = ScriptedModelServer::default();
     let base_url = model.start().await;
     let acknowledged: Arc<Vec<AtomicUsize>> = Arc::new((0..CLIENTS).map(|_| AtomicUsize::new(0)).collect());
     for round in 0..ROUNDS {
-        let mut server = Binary::start(dir.path(), &store, &base_url);
+        let mut server = ServerProcess::with_model(dir.path(), &store, &base_url, json!({}));
         let start = |n: usize| match n % 4 {
             3 => tokio::spawn(write(server.client.clone(), n, acknowledged.clone())),
             _ => tokio::spawn(chat(server.client.clone(), n, acknowledged.clone())),
@@ -71,7 +66,7 @@ async fn killed_under_load(kind: &str) {
         let count = |n: &AtomicUsize| n.load(Ordering::SeqCst);
         let before: Vec<usize> = acknowledged.iter().map(count).collect();
         let more = 1 + round;
-        within("every client gets on", async || {
+        wait_until("every client gets on", async || {
             acknowledged.iter().zip(&before).all(|(now, before)| count(now) >= before + more)
         })
         .await;
@@ -82,7 +77,7 @@ async fn killed_under_load(kind: &str) {
         let tenure = Tenure::open(&store).await.unwrap();
         for (n, turns) in acknowledged.iter().enumerate() {
             let turns = turns.load(Ordering::SeqCst);
-            let session = match tenure.load(&nobody(), &SessionId::new(format!("c{n}")).unwrap()).await {
+            let session = match tenure.load(&default_principal(), &SessionId::new(format!("c{n}")).unwrap()).await {
                 Ok(session) => session,
                 Err(tenure::Error::NotFound { .. }) if turns == 0 => continue,
                 Err(e) => panic!("c{n}, round {round}: {e}"),
@@ -109,47 +104,41 @@ async fn killed_under_load(kind: &str) {
 mod acknowledged_means_durable {
     #[tokio::test(flavor = "multi_thread")]
     async fn sqlite() {
-        super::killed_under_load("sqlite").await;
+        super::killed_under_load(super::StoreKind::Sqlite).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn postgres() {
-        super::killed_under_load("postgres").await;
+        super::killed_under_load(super::StoreKind::Postgres).await;
     }
 }
 
 /// Killed while the model answers: the question is durable, and the same request with the same key completes the
 /// turn without duplicating it; sent again, it returns the same answer.
-async fn killed_while_the_model_answers(kind: &str, stream: bool) {
+async fn killed_while_the_model_answers(kind: StoreKind, stream: bool) {
     let dir = tempfile::tempdir().unwrap();
-    let store = match kind {
-        "sqlite" => format!("sqlite:{}", dir.path().join("tenure.db").display()),
-        _ => match postgres_url() {
-            Some(url) => url,
-            None => return,
-        },
-    };
-    let model = Script::default();
+    let Some(test_store) = TestStore::new(kind) else { return };
+    let store = test_store.url().to_owned();
+    let model = ScriptedModelServer::default();
     let base_url = model.start().await;
-    model.then(Act::Hold("Never", Arc::new(Semaphore::new(0)), " heard"));
-    let key = [("idempotency-key", "k")];
-    let body = json!({"history": "append", "messages": [user("Hi")]});
-    let mut server = Binary::start(dir.path(), &store, &base_url);
+    model.then(ModelResponse::Held("Never", Arc::new(Semaphore::new(0)), " heard"));
+    let (key, body) = ([("idempotency-key", "k")], json!({"history": "append", "messages": [user("Hi")]}));
+    let mut server = ServerProcess::with_model(dir.path(), &store, &base_url, json!({}));
     let lost = tokio::spawn(server.client.post(stream, body.clone(), &key).send());
-    model.asked(1).await;
+    model.wait_for_requests(1).await;
     server.kill();
     if let Ok(response) = lost.await.unwrap() {
         assert!(stream && response.text().await.is_err(), "it was cut off");
     }
-    let server = Binary::start(dir.path(), &store, &base_url);
+    let server = ServerProcess::with_model(dir.path(), &store, &base_url, json!({}));
     let reply = server.client.chat(stream, body.clone(), &key).await;
-    assert_eq!(reply.said(), "answer 2");
-    assert_eq!(model.shown(), [user("Hi")]);
+    assert_eq!(reply.content(), "answer 2");
+    assert_eq!(model.last_messages(), [user("Hi")]);
     let again = server.client.chat(stream, body, &key).await;
-    assert_eq!((again.said(), again.session_id(), model.count()), ("answer 2", reply.session_id(), 2));
+    assert_eq!((again.content(), again.session_id(), model.request_count()), ("answer 2", reply.session_id(), 2));
     drop(server);
     let tenure = Tenure::open(&store).await.unwrap();
-    let session = tenure.load(&nobody(), &SessionId::new(reply.session_id()).unwrap()).await.unwrap();
+    let session = tenure.load(&default_principal(), &SessionId::new(reply.session_id()).unwrap()).await.unwrap();
     let stored: Vec<Value> = session.messages.iter().map(|m| m.message.to_value()).collect();
     assert_eq!(stored, [user("Hi"), assistant("answer 2")]);
 }
@@ -157,16 +146,16 @@ async fn killed_while_the_model_answers(kind: &str, stream: bool) {
 mod killed_while_the_model_answers {
     #[tokio::test(flavor = "multi_thread")]
     async fn sqlite() {
-        super::killed_while_the_model_answers("sqlite", false).await;
+        super::killed_while_the_model_answers(super::StoreKind::Sqlite, false).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn sqlite_streamed() {
-        super::killed_while_the_model_answers("sqlite", true).await;
+        super::killed_while_the_model_answers(super::StoreKind::Sqlite, true).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn postgres() {
-        super::killed_while_the_model_answers("postgres", false).await;
+        super::killed_while_the_model_answers(super::StoreKind::Postgres, false).await;
     }
 }

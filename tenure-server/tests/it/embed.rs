@@ -1,7 +1,7 @@
 //! Embeddings: the local model compared with the reference implementation, an embeddings server, and `tenure
 //! models`.
 
-use crate::kit::*;
+use crate::support::*;
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -211,10 +211,10 @@ async fn pull_and_use() {
 
     let path = dir.path().join("models/all-minilm-l6-v2").display().to_string();
     let local = Embeddings { model: "local".into(), path, ..Embeddings::default() };
-    let home = Home::with("memory", false, |config| config.embeddings = local).await.unwrap();
+    let test = TestServer::with(StoreKind::Memory, false, |config| config.embeddings = local).await.unwrap();
     let ask = async |body: Value| {
-        let url = format!("{}/v1/embeddings", home.client.base);
-        let answer = home.client.http.post(url).json(&body).send().await.unwrap();
+        let url = format!("{}/v1/embeddings", test.client.base);
+        let answer = test.client.http.post(url).json(&body).send().await.unwrap();
         (answer.status().as_u16(), answer.json::<Value>().await.unwrap())
     };
     let (status, answer) = ask(json!({"model": LOCAL_MODEL_NAME, "input": ["The ferry", "渡轮"]})).await;
@@ -243,9 +243,9 @@ async fn pull_and_use() {
     }
     // Other model names go to the model server, which has no such route.
     assert_eq!(
-        home.client
+        test.client
             .http
-            .post(format!("{}/v1/embeddings", home.client.base))
+            .post(format!("{}/v1/embeddings", test.client.base))
             .json(&json!({"model": "other", "input": "x"}))
             .send()
             .await
@@ -253,7 +253,7 @@ async fn pull_and_use() {
             .status(),
         404
     );
-    let models = home.client.http.get(format!("{}/v1/models", home.client.base)).send().await.unwrap();
+    let models = test.client.http.get(format!("{}/v1/models", test.client.base)).send().await.unwrap();
     let models: Value = models.json().await.unwrap();
     assert!(models["data"].as_array().unwrap().iter().any(|m| m["id"] == LOCAL_MODEL_NAME), "{models}");
 }

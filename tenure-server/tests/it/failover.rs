@@ -5,8 +5,8 @@
 //! Not part of `make test`: run `make failover` (`FAILOVER_ROUNDS` repeats the three faults). Promotion is scripted
 //! (`scripts/failover.sh`), so that the recovery time counts from a known moment (D-121).
 
-use crate::kit::*;
 use crate::proxy::Proxy;
+use crate::support::*;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
@@ -108,7 +108,7 @@ async fn nothing_acknowledged_is_lost_and_writes_resume() {
     let hosts: Vec<String> = proxies.iter().map(|p| p.address.to_string()).collect();
     let store = format!("postgres://postgres@{}/postgres", hosts.join(","));
     let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let nodes = [0, 1].map(|i| Binary::start(dirs[i].path(), &store, "http://127.0.0.1:1/v1"));
+    let nodes = [0, 1].map(|i| ServerProcess::with_model(dirs[i].path(), &store, "http://127.0.0.1:1/v1", json!({})));
     let clients = [nodes[0].client.clone(), nodes[1].client.clone()];
 
     let load = Arc::new(Load::default());

@@ -1,6 +1,6 @@
 //! Property: no request except purge and erase makes an acknowledged message unreadable, whatever came before it.
 
-use crate::door::Door;
+use crate::support::InProcessClient;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use tenure::run::OnExpired;
@@ -31,7 +31,7 @@ type RoleAndText = (String, String);
 
 /// One sequence of requests.
 struct Scenario {
-    api: Door,
+    api: InProcessClient,
     random: Random,
     /// The ids that requests name.
     ids: Vec<String>,
@@ -48,7 +48,7 @@ fn user(text: &str) -> Value {
 
 impl Scenario {
     async fn begin(seed: u64, on_expired: OnExpired) -> Self {
-        let api = Door::set_up("memory:", |config| {
+        let api = InProcessClient::with_config("memory:", |config| {
             config.sessions.on_expired = on_expired;
             config.sessions.retention = "never".parse().unwrap();
             config.sessions.max_sessions = if seed.is_multiple_of(3) { 4 } else { 0 };
@@ -183,7 +183,7 @@ impl Scenario {
             }
             16 => {
                 // Some sessions expire on access, some by the sweep.
-                self.api.later(*self.random.pick(&[60, 3600, 8 * 86_400]));
+                self.api.advance(*self.random.pick(&[60, 3600, 8 * 86_400]));
                 self.log.push("time passes".to_owned());
             }
             17 => {

@@ -1,9 +1,9 @@
 //! The values of `/metrics` after a known amount of work.
 
-use crate::running::{Running, answer, said};
+use crate::support::{ServerProcess, chat_request, send};
 use serde_json::json;
 
-async fn metrics(server: &Running) -> String {
+async fn metrics(server: &ServerProcess) -> String {
     server.request("GET", "/metrics").send().await.unwrap().text().await.unwrap()
 }
 
@@ -21,13 +21,13 @@ fn number(text: &str, name: &str) -> f64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn work_is_counted() {
     let dir = tempfile::tempdir().unwrap();
-    let server = Running::start(dir.path(), "store: 'sqlite:t.db'");
+    let server = ServerProcess::start(dir.path(), "store: 'sqlite:t.db'");
     for (session, text) in [("a", "one"), ("a", "two"), ("b", "three")] {
         assert_eq!(server.chat(session, text).await.0, 200);
     }
-    let mut bad = said("c", "four");
+    let mut bad = chat_request("c", "four");
     bad["messages"] = json!([]);
-    assert_eq!(answer(server.request("POST", "/v1/chat/completions").json(&bad)).await.0, 400);
+    assert_eq!(send(server.request("POST", "/v1/chat/completions").json(&bad)).await.0, 400);
     assert_eq!(server.get("/nowhere").await.0, 404);
     let text = metrics(&server).await;
     let chat = "method=\"POST\",route=\"/v1/chat/completions\"";
@@ -57,7 +57,7 @@ async fn work_is_counted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn sessions_are_not_counted_at_every_scrape() {
     let dir = tempfile::tempdir().unwrap();
-    let server = Running::start(dir.path(), "store: 'memory:'");
+    let server = ServerProcess::start(dir.path(), "store: 'memory:'");
     server.chat("a", "one").await;
     assert_line(&metrics(&server).await, "tenure_sessions{status=\"active\"}", "1");
     server.chat("b", "two").await;

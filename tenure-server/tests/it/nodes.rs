@@ -3,7 +3,7 @@
 //!
 //! `CHAOS_SECONDS` and `CHAOS_RUNS` make it longer (`make chaos`).
 
-use crate::kit::*;
+use crate::support::*;
 use axum::Router;
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -72,7 +72,7 @@ fn number(name: &str, default: u64) -> u64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn three_nodes_lose_nothing_and_execute_nothing_twice() {
-    if postgres_url().is_none() {
+    if postgres_server().is_none() {
         return;
     }
     let seconds = number("CHAOS_SECONDS", 15);
@@ -108,8 +108,8 @@ async fn three_nodes_lose_nothing_and_execute_nothing_twice() {
     let assistant = json!({"name": "agent", "model": "default", "tools": [tool("pay", false), tool("look", true)]});
     let more = json!({"assistants": [assistant], "runs": {"lease": "1500ms"}});
     let dirs: Vec<_> = (0..3).map(|_| tempfile::tempdir().unwrap()).collect();
-    let start = |i: usize| Binary::with(dirs[i].path(), &store, &format!("{address}/v1"), more.clone());
-    let mut nodes: Vec<Binary> = (0..3).map(start).collect();
+    let start = |i: usize| ServerProcess::with_model(dirs[i].path(), &store, &format!("{address}/v1"), more.clone());
+    let mut nodes: Vec<ServerProcess> = (0..3).map(start).collect();
     let clients = Arc::new(Mutex::new(nodes.iter().map(|n| n.client.clone()).collect::<Vec<_>>()));
 
     // Clients: each starts its runs on any node until one acknowledges them.

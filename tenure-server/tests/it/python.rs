@@ -1,6 +1,6 @@
 //! The tool `python`: real interpreters in their sandbox.
 
-use crate::kit::within;
+use crate::support::wait_until;
 use crate::tools::{call, key, python, toolbox};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -118,14 +118,14 @@ async fn python_leaves_no_processes_or_files() {
         "import subprocess\nall = [subprocess.Popen(['sleep', '98765.4'], start_new_session=True) for _ in range(100)]";
     let started = run(&tools, &assistant, "s", many).await;
     assert!(!started.failed, "{started:?}");
-    within("they run", async || processes("sleep 98765.4") == 100).await;
+    wait_until("they run", async || processes("sleep 98765.4") == 100).await;
     tools.end(&key("s")).await;
     assert_eq!(processes("sleep 98765.4"), 0);
     // Processes also end when the toolbox is dropped without a shutdown.
     run(&tools, &assistant, "s", &many.replace("98765.4", "98765.5")).await;
-    within("they run", async || processes("sleep 98765.5") == 100).await;
+    wait_until("they run", async || processes("sleep 98765.5") == 100).await;
     drop(tools);
-    within("they are gone", async || processes("sleep 98765.5") == 0).await;
+    wait_until("they are gone", async || processes("sleep 98765.5") == 0).await;
     // A fork bomb.
     if !has_cap_on_processes() {
         return;
@@ -323,7 +323,7 @@ async fn python_processes_are_limited() {
         let program = format!("sleep 98766.{}", busy.len());
         let code = format!("import subprocess\nsubprocess.run({program:?}.split())");
         busy.push(tokio::spawn(async move { run(&tools, &assistant, session, &code).await }));
-        within("it is busy", async || processes(&program) == 1).await;
+        wait_until("it is busy", async || processes(&program) == 1).await;
     }
     let refused = tools.call(&crate::tools::context(&assistant), &call("d", "python", json!({"code": "1"}))).await;
     assert!(matches!(&refused, Err(ToolError::NotCalled(reason)) if reason.contains("max_processes")), "{refused:?}");
@@ -341,12 +341,12 @@ async fn python_processes_are_limited() {
 async fn idle_interpreters_end() {
     let (tools, assistant) = toolbox(json!(["python"]), json!({"idle": "300ms"}));
     run(&tools, &assistant, "s", "import subprocess\np = subprocess.Popen(['sleep', '98766.5'])").await;
-    within("it runs", async || processes("sleep 98766.5") == 1).await;
+    wait_until("it runs", async || processes("sleep 98766.5") == 1).await;
     let reaper = {
         let tools = tools.clone();
         tokio::spawn(async move { tools.reap_until(std::future::pending()).await })
     };
-    within("it is gone", async || processes("sleep 98766.5") == 0).await;
+    wait_until("it is gone", async || processes("sleep 98766.5") == 0).await;
     assert!(run(&tools, &assistant, "s", "1").await.content.contains("idle for too long"));
     reaper.abort();
     tools.close().await;

@@ -1,6 +1,6 @@
 //! Scheduled runs: on one node only, never two at once, and missed runs are recorded.
 
-use crate::kit::*;
+use crate::support::*;
 use jiff::SignedDuration;
 use serde_json::json;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ async fn state(app: &AppState) -> ScheduleState {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_node_runs_a_schedule_without_overlap() {
     for session in [Some("lasting"), None] {
-        let script = Script::default();
+        let script = ScriptedModelServer::default();
         let base_url = script.start().await;
         let store = Arc::new(MemoryStore::new());
         let clock = Clock::manual("2026-11-16T08:58:30Z".parse().unwrap());
@@ -55,32 +55,35 @@ async fn one_node_runs_a_schedule_without_overlap() {
                 }
             }));
         }
-        within("it is known", async || state(&one).await.last.is_some()).await;
-        assert_eq!(script.count(), 0, "what was due before it was there is not made up for");
+        wait_until("it is known", async || state(&one).await.last.is_some()).await;
+        assert_eq!(script.request_count(), 0, "what was due before it was there is not made up for");
         clock.advance(SignedDuration::from_secs(40));
-        within("it ran", async || state(&one).await.count == 1).await;
-        within("it was asked", async || script.count() == 1).await;
+        wait_until("it ran", async || state(&one).await.count == 1).await;
+        wait_until("it was asked", async || script.request_count() == 1).await;
         tokio::time::sleep(Duration::from_millis(300)).await;
-        assert_eq!(script.count(), 1, "two nodes looked, one ran it");
-        let last_prompt = script.shown().last().unwrap()["content"].as_str().unwrap().to_owned();
+        assert_eq!(script.request_count(), 1, "two nodes looked, one ran it");
+        let last_prompt = script.last_messages().last().unwrap()["content"].as_str().unwrap().to_owned();
         assert_eq!(last_prompt, "Monday 2026-11-16 09:59, tick 1: go", "by the clock in Berlin");
 
         // Still running when the next one is due.
         let hold = Arc::new(Semaphore::new(0));
-        script.then(Act::Hold("a", hold.clone(), "b"));
+        script.then(ModelResponse::Held("a", hold.clone(), "b"));
         clock.advance(SignedDuration::from_secs(60));
-        within("it is on", async || script.count() == 2).await;
-        within("it is noted", async || state(&one).await.count == 2).await;
+        wait_until("it is on", async || script.request_count() == 2).await;
+        wait_until("it is noted", async || state(&one).await.count == 2).await;
         clock.advance(SignedDuration::from_secs(60));
-        within("it is missed", async || !state(&one).await.missed.is_empty()).await;
+        wait_until("it is missed", async || !state(&one).await.missed.is_empty()).await;
         assert!(state(&two).await.missed[0].reason.contains("still in progress"));
         hold.add_permits(1);
         let id = state(&one).await.session.unwrap();
-        within("it is done", async || one.tenure.load(&nobody(), &id).await.unwrap().head().run.is_none()).await;
+        wait_until("it is done", async || {
+            one.tenure.load(&default_principal(), &id).await.unwrap().head().run.is_none()
+        })
+        .await;
 
         // No node was running for a while.
         clock.advance(SignedDuration::from_mins(3));
-        within("the last one runs", async || state(&one).await.count == 3).await;
+        wait_until("the last one runs", async || state(&one).await.count == 3).await;
         let missed = state(&one).await.missed;
         assert_eq!(missed.iter().filter(|m| m.reason.contains("nobody")).count(), 2, "{missed:?}");
         watching.into_iter().for_each(|w| w.abort());
@@ -109,7 +112,7 @@ fn an_invalid_schedule_is_reported_with_its_path() {
 /// A scheduled run whose session was deleted is recorded as missed, and the session stays deleted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_session_is_not_replaced() {
-    let script = Script::default();
+    let script = ScriptedModelServer::default();
     let base_url = script.start().await;
     let clock = Clock::manual("2026-11-16T08:58:30Z".parse().unwrap());
     let tenure =
@@ -119,11 +122,12 @@ async fn a_deleted_session_is_not_replaced() {
     clock.advance(SignedDuration::from_secs(40));
     schedules::evaluate_all(&app).await;
     let id = state(&app).await.session.unwrap();
-    within("it is done", async || app.tenure.load(&nobody(), &id).await.unwrap().head().run.is_none()).await;
-    app.tenure.delete(&nobody(), &id, None).await.unwrap();
+    wait_until("it is done", async || app.tenure.load(&default_principal(), &id).await.unwrap().head().run.is_none())
+        .await;
+    app.tenure.delete(&default_principal(), &id, None).await.unwrap();
     clock.advance(SignedDuration::from_secs(60));
     schedules::evaluate_all(&app).await;
     let missed = state(&app).await.missed;
     assert!(missed.len() == 1 && missed[0].reason.contains("deleted"), "{missed:?}");
-    assert_eq!(app.tenure.restore(&nobody(), &id, None).await.unwrap().digest.messages, 2);
+    assert_eq!(app.tenure.restore(&default_principal(), &id, None).await.unwrap().digest.messages, 2);
 }

@@ -1,16 +1,18 @@
 //! Full-text search: `GET /search`.
 
-use crate::door::{Door, each};
+use crate::support::{InProcessClient, each_field};
 use serde_json::{Value, json};
 use tenure_server::auth::Right;
 
 /// Creates three sessions, a second apart.
-async fn create_sessions(api: &Door) {
+async fn create_sessions(api: &InProcessClient) {
     for (id, word) in [("a", "Dover"), ("b", "Calais"), ("c", "Dover")] {
-        api.post("/sessions", json!({"id": id, "title": format!("To {word}"), "tags": [word]})).await.is(201);
+        api.post("/sessions", json!({"id": id, "title": format!("To {word}"), "tags": [word]}))
+            .await
+            .expect_status(201);
         let question = format!("When does the FERRY to {word} leave? <b>soon</b>");
         let call = json!({"id": "c1", "type": "function", "function": {"name": "ferries", "arguments": format!("{{\"to\":\"{word}\"}}")}});
-        api.say(
+        api.append_messages(
             id,
             json!([
                 {"role": "user", "content": [{"type": "text", "text": question}]},
@@ -20,45 +22,44 @@ async fn create_sessions(api: &Door) {
             ]),
         )
         .await;
-        api.later(1);
+        api.advance(1);
     }
 }
 
 #[tokio::test]
 async fn messages_are_found_newest_first() {
-    let api = Door::memory().await;
+    let api = InProcessClient::memory().await;
     create_sessions(&api).await;
-    let page = api.get("/search?q=dover+ferry").await.is(200);
-    assert_eq!(each(&page, "session_id"), ["c", "a"]);
+    let page = api.get("/search?q=dover+ferry").await.expect_status(200);
+    assert_eq!(each_field(&page, "session_id"), ["c", "a"]);
     assert_eq!((&page["next_cursor"], &page["looked_at"], &page["damaged"]), (&Value::Null, &json!(3), &json!([])));
     let first = &page["data"][0];
     assert_eq!(first["snippet"], "When does the FERRY to Dover leave? <b>soon</b>");
     assert_eq!(first["highlights"], json!([[14, 19], [23, 28]]));
     assert_eq!((&first["position"], &first["role"], &first["title"]), (&json!(0), &json!("user"), &json!("To Dover")));
-    let stored = api.get("/sessions/c/messages").await.is(200);
+    let stored = api.get("/sessions/c/messages").await.expect_status(200);
     assert_eq!((&first["seq"], &first["created_at"]), (&stored["data"][0]["seq"], &stored["data"][0]["created_at"]));
     // Tool calls and titles are searched too.
-    let page = api.get("/search?q=calais").await.is(200);
-    assert_eq!(each(&page, "position"), ["null", "1", "0"]);
+    let page = api.get("/search?q=calais").await.expect_status(200);
+    assert_eq!(each_field(&page, "position"), ["null", "1", "0"]);
     assert_eq!(page["data"][0]["snippet"], "To Calais");
-    let page = api.get("/search?q=calais&role=user").await.is(200);
-    assert_eq!(each(&page, "position"), ["0"]);
+    let page = api.get("/search?q=calais&role=user").await.expect_status(200);
+    assert_eq!(each_field(&page, "position"), ["0"]);
     // Sessions are filtered as in a list.
-    assert_eq!(each(&api.get("/search?q=ferry&tag=Calais").await.is(200), "session_id"), ["b"]);
-    api.delete("/sessions/b").await.is(200);
-    assert_eq!(api.get("/search?q=ferry&tag=Calais").await.is(200)["looked_at"], 0);
-    assert_eq!(each(&api.get("/search?q=ferry&status=deleted").await.is(200), "session_id"), ["b"]);
+    assert_eq!(each_field(&api.get("/search?q=ferry&tag=Calais").await.expect_status(200), "session_id"), ["b"]);
+    api.delete("/sessions/b").await.expect_status(200);
+    assert_eq!(api.get("/search?q=ferry&tag=Calais").await.expect_status(200)["looked_at"], 0);
+    assert_eq!(each_field(&api.get("/search?q=ferry&status=deleted").await.expect_status(200), "session_id"), ["b"]);
 }
 
 #[tokio::test]
 async fn pages_continue_at_the_cursor() {
-    let api = Door::memory().await;
+    let api = InProcessClient::memory().await;
     create_sessions(&api).await;
-    let full = api.get("/search?q=dover").await.is(200);
-    let mut cursor = String::new();
-    let mut ids = Vec::new();
+    let full = api.get("/search?q=dover").await.expect_status(200);
+    let (mut cursor, mut ids) = (String::new(), Vec::new());
     loop {
-        let page = api.get(&format!("/search?q=dover&limit=1{cursor}")).await.is(200);
+        let page = api.get(&format!("/search?q=dover&limit=1{cursor}")).await.expect_status(200);
         ids.extend(page["data"].as_array().unwrap().clone());
         match page["next_cursor"].as_str() {
             Some(next) => cursor = format!("&cursor={next}"),
@@ -72,7 +73,7 @@ async fn pages_continue_at_the_cursor() {
 
 #[tokio::test]
 async fn invalid_queries_are_refused() {
-    let api = Door::memory().await;
+    let api = InProcessClient::memory().await;
     for (query, param) in [
         ("", "q"),
         ("?q=", "q"),
@@ -88,41 +89,43 @@ async fn invalid_queries_are_refused() {
         (&format!("?q={}", "a+".repeat(65)), "q"),
         (&format!("?q={}", "a".repeat(2000)), "q"),
     ] {
-        let wrong = api.get(&format!("/search{query}")).await.wrong(400);
+        let wrong = api.get(&format!("/search{query}")).await.expect_error(400);
         assert_eq!(wrong, ("invalid".to_owned(), param.to_owned()), "{query}");
     }
 }
 
 #[tokio::test]
 async fn users_find_only_their_own_messages() {
-    let api = Door::memory().await;
+    let api = InProcessClient::memory().await;
     let ada = api.key("acme", Some("ada"), &[Right::Read, Right::Write]).await;
     let eve = api.key("acme", Some("eve"), &[Right::Read, Right::Write]).await;
     let admin = api.key("acme", None, &[Right::Admin]).await;
     let writes = api.key("acme", None, &[Right::Write]).await;
     for (api, id) in [(&ada, "hers"), (&eve, "theirs")] {
-        api.post("/sessions", json!({"id": id})).await.is(201);
-        api.say(id, json!([{"role": "user", "content": "the ferry"}])).await;
-        api.later(1);
+        api.post("/sessions", json!({"id": id})).await.expect_status(201);
+        api.append_messages(id, json!([{"role": "user", "content": "the ferry"}])).await;
+        api.advance(1);
     }
-    assert_eq!(each(&ada.get("/search?q=ferry").await.is(200), "session_id"), ["hers"]);
-    assert_eq!(each(&admin.get("/search?q=ferry").await.is(200), "session_id"), ["theirs", "hers"]);
-    assert_eq!(each(&admin.get("/search?q=ferry&user=ada").await.is(200), "user"), ["ada"]);
-    assert_eq!(ada.get("/search?q=ferry&user=eve").await.wrong(403).0, "forbidden");
-    assert_eq!(writes.get("/search?q=ferry").await.wrong(403).0, "forbidden");
-    assert_eq!(api.get("/search?q=ferry").await.wrong(401).0, "unauthorized");
+    assert_eq!(each_field(&ada.get("/search?q=ferry").await.expect_status(200), "session_id"), ["hers"]);
+    assert_eq!(each_field(&admin.get("/search?q=ferry").await.expect_status(200), "session_id"), ["theirs", "hers"]);
+    assert_eq!(each_field(&admin.get("/search?q=ferry&user=ada").await.expect_status(200), "user"), ["ada"]);
+    assert_eq!(ada.get("/search?q=ferry&user=eve").await.expect_error(403).0, "forbidden");
+    assert_eq!(writes.get("/search?q=ferry").await.expect_error(403).0, "forbidden");
+    assert_eq!(api.get("/search?q=ferry").await.expect_error(401).0, "unauthorized");
 }
 
 #[tokio::test]
 async fn redacted_text_is_neither_found_nor_shown() {
     let rules = json!([{"name": "email", "pattern": "\\S+@\\S+\\w"}]);
-    let api = Door::set_up("memory:", |config| config.redaction = serde_json::from_value(rules).unwrap()).await;
-    api.post("/sessions", json!({"id": "a"})).await.is(201);
-    api.say("a", json!([{"role": "user", "content": "write to ann@example.com, please"}])).await;
-    assert_eq!(api.get("/search?q=example").await.is(200)["data"], json!([]));
-    let page = api.get("/search?q=please").await.is(200);
+    let api =
+        InProcessClient::with_config("memory:", |config| config.redaction = serde_json::from_value(rules).unwrap())
+            .await;
+    api.post("/sessions", json!({"id": "a"})).await.expect_status(201);
+    api.append_messages("a", json!([{"role": "user", "content": "write to ann@example.com, please"}])).await;
+    assert_eq!(api.get("/search?q=example").await.expect_status(200)["data"], json!([]));
+    let page = api.get("/search?q=please").await.expect_status(200);
     assert_eq!(page["data"][0]["snippet"], "write to [redacted: email], please");
     // A client gets back exactly what it sent.
-    let back = api.get("/sessions/a/messages").await.is(200);
+    let back = api.get("/sessions/a/messages").await.expect_status(200);
     assert_eq!(back["data"][0]["message"]["content"], "write to ann@example.com, please");
 }

@@ -1,6 +1,6 @@
 //! Logs and traces: ids, counts and times, and never the content of messages.
 
-use crate::running::{Running, answer, said, serve};
+use crate::support::{ServerProcess, chat_request, send, serve};
 use axum::extract::State;
 use axum::{Router, body::Bytes};
 use serde_json::{Value, json};
@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex};
 const MARKER: &str = "PLUM-7731";
 
 /// Sends valid and invalid requests of many kinds, all containing the marker.
-async fn send_chat_requests(server: &Running) {
+async fn send_chat_requests(server: &ServerProcess) {
     let post = |body: String| {
         server.request("POST", "/v1/chat/completions").header("content-type", "application/json").body(body)
     };
     assert_eq!(server.chat("s-1", MARKER).await.0, 200);
-    let mut streamed = said("s-1", &format!("CALL {MARKER} {{\"a\": \"{MARKER}\"}}"));
+    let mut streamed = chat_request("s-1", &format!("CALL {MARKER} {{\"a\": \"{MARKER}\"}}"));
     streamed["stream"] = true.into();
-    assert_eq!(answer(post(streamed.to_string())).await.0, 200);
+    assert_eq!(send(post(streamed.to_string())).await.0, 200);
     for body in [
         format!("{{\"messages\": [{{\"role\": \"{MARKER}\", \"content\": 1}}]}}"),
         format!("{{\"messages\": \"{MARKER}\"}}"),
@@ -26,18 +26,18 @@ async fn send_chat_requests(server: &Running) {
         json!({"stream": MARKER, "messages": [{"role": "tool", "tool_call_id": MARKER, "content": MARKER}]})
             .to_string(),
     ] {
-        let status = answer(post(body.clone())).await.0;
+        let status = send(post(body.clone())).await.0;
         assert_eq!(status, 400, "{body}");
     }
     let stored = json!({"store": false, "messages": [{"role": "user", "content": MARKER}]});
-    assert_eq!(answer(post(stored.to_string())).await.0, 200);
+    assert_eq!(send(post(stored.to_string())).await.0, 200);
 }
 
 /// Checks that log lines have their fields, and contain nothing of the messages' content.
 async fn check_logs(store: &str, format: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     let server =
-        Running::start(dir.path(), &format!("store: '{store}'\ntelemetry: {{log: trace, log_format: {format}}}"));
+        ServerProcess::start(dir.path(), &format!("store: '{store}'\ntelemetry: {{log: trace, log_format: {format}}}"));
     send_chat_requests(&server).await;
     let logs = server.stop();
     assert!(logs.lines().count() > 8, "{logs}");
@@ -71,9 +71,9 @@ async fn logs_for_programs_are_json() {
 
 /// The PostgreSQL driver would log every parameter.
 #[tokio::test(flavor = "multi_thread")]
-async fn logs_of_postgres_contain_no_contents() {
-    let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else { return };
-    check_logs(&format!("{url}?schema=tenure_it_logs"), "text").await;
+async fn logs_of_postgres_say_nothing_of_contents() {
+    let Some(schema) = crate::support::PostgresSchema::new() else { return };
+    check_logs(&schema.url(), "text").await;
 }
 
 #[derive(Default)]
@@ -96,7 +96,8 @@ async fn traces_have_the_names_of_opentelemetry() {
     let url = serve(routes).await;
     let dir = tempfile::tempdir().unwrap();
     // Traces do not depend on the log level.
-    let server = Running::start(dir.path(), &format!("store: 'memory:'\ntelemetry: {{log: warn, otlp: '{url}'}}"));
+    let server =
+        ServerProcess::start(dir.path(), &format!("store: 'memory:'\ntelemetry: {{log: warn, otlp: '{url}'}}"));
     send_chat_requests(&server).await;
     server.stop();
     let sent = collector.0.lock().unwrap().clone();

@@ -1,6 +1,6 @@
 //! Tenant isolation: no request of one tenant, on any route, reads or changes data of another.
 
-use crate::door::Door;
+use crate::support::InProcessClient;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde_json::{Value, json};
@@ -165,35 +165,39 @@ fn every_route_is_tried() {
 
 /// Creates the victim's data: sessions in each state, messages, images, checkpoints, discarded messages, a fork, an
 /// assistant.
-async fn fill_tenant(victim: &Door) {
+async fn fill_tenant(victim: &InProcessClient) {
     let title = format!("{MARKER} title");
     for id in ["shared", "theirs", "gone"] {
         let body = json!({"id": id, "title": title, "thread_id": "t1", "tags": [MARKER], "metadata": {MARKER: MARKER}});
-        victim.post("/sessions", body).await.is(201);
-        victim.say(id, json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}])).await;
-        victim.say(id, json!([{"role": "user", "content": MARKER}, {"role": "assistant", "content": MARKER}])).await;
-        victim.post(&format!("/sessions/{id}/checkpoints"), json!({"label": MARKER})).await.is(201);
+        victim.post("/sessions", body).await.expect_status(201);
+        victim
+            .append_messages(id, json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]))
+            .await;
+        victim
+            .append_messages(id, json!([{"role": "user", "content": MARKER}, {"role": "assistant", "content": MARKER}]))
+            .await;
+        victim.post(&format!("/sessions/{id}/checkpoints"), json!({"label": MARKER})).await.expect_status(201);
     }
-    victim.say("theirs", json!([{"role": "user", "content": format!("cut {MARKER}")}])).await;
-    victim.post("/sessions/theirs/rewind", json!({"turn": 1})).await.is(200);
-    victim.post("/sessions/theirs/fork", json!({"id": "branch"})).await.is(201);
-    victim.delete("/sessions/gone").await.is(200);
+    victim.append_messages("theirs", json!([{"role": "user", "content": format!("cut {MARKER}")}])).await;
+    victim.post("/sessions/theirs/rewind", json!({"turn": 1})).await.expect_status(200);
+    victim.post("/sessions/theirs/fork", json!({"id": "branch"})).await.expect_status(201);
+    victim.delete("/sessions/gone").await.expect_status(200);
     victim
         .post(
             "/assistants",
             json!({"name": "keeper", "instructions": MARKER, "memory": {"scope": "group", "group": "lab"}}),
         )
         .await
-        .is(201);
-    victim.post("/memories", json!({"text": format!("{MARKER} remembered")})).await.is(201);
+        .expect_status(201);
+    victim.post("/memories", json!({"text": format!("{MARKER} remembered")})).await.expect_status(201);
     victim
         .post("/memories", json!({"text": format!("{MARKER} remembered by all"), "assistant_id": "keeper"}))
         .await
-        .is(201);
+        .expect_status(201);
 }
 
 /// Everything that the victim can read.
-async fn snapshot(victim: &Door) -> Vec<String> {
+async fn snapshot(victim: &InProcessClient) -> Vec<String> {
     let list = victim.get("/sessions?status=active,paused,expired,deleted&limit=100").await;
     let mut all = vec![victim.get("/assistants").await.text];
     for session in list.json()["data"].as_array().unwrap() {
@@ -208,7 +212,7 @@ async fn snapshot(victim: &Door) -> Vec<String> {
 }
 
 async fn check(tenant: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
-    let api = Door::memory().await;
+    let api = InProcessClient::memory().await;
     let victim = api.key("victim", None, &[Right::Admin]).await;
     let intruder = api.key(tenant, None, &[Right::Admin]).await;
     fill_tenant(&victim).await;
@@ -272,16 +276,15 @@ async fn a_leak_is_detected() {
 
 #[tokio::test]
 async fn the_same_id_is_two_sessions() {
-    let api = Door::memory().await;
-    let a = api.key("a", None, &[Right::Admin]).await;
-    let b = api.key("b", None, &[Right::Admin]).await;
+    let api = InProcessClient::memory().await;
+    let (a, b) = (api.key("a", None, &[Right::Admin]).await, api.key("b", None, &[Right::Admin]).await);
     for (api, word) in [(&a, "of a"), (&b, "of b")] {
-        api.post("/sessions", json!({"id": "same"})).await.is(201);
-        api.say("same", json!([{"role": "user", "content": word}])).await;
+        api.post("/sessions", json!({"id": "same"})).await.expect_status(201);
+        api.append_messages("same", json!([{"role": "user", "content": word}])).await;
     }
-    assert_eq!(a.get("/sessions/same").await.is(200)["messages"][0]["message"]["content"], "of a");
-    assert_eq!(b.get("/sessions/same").await.is(200)["messages"][0]["message"]["content"], "of b");
-    a.delete("/users/default").await.is(200);
-    assert_eq!(a.get("/sessions/same").await.wrong(404).0, "not_found");
-    b.get("/sessions/same").await.is(200);
+    assert_eq!(a.get("/sessions/same").await.expect_status(200)["messages"][0]["message"]["content"], "of a");
+    assert_eq!(b.get("/sessions/same").await.expect_status(200)["messages"][0]["message"]["content"], "of b");
+    a.delete("/users/default").await.expect_status(200);
+    assert_eq!(a.get("/sessions/same").await.expect_error(404).0, "not_found");
+    b.get("/sessions/same").await.expect_status(200);
 }

@@ -1,7 +1,7 @@
 //! Server-side tools: real MCP servers, a real HTTP server, real interpreters.
 
-use crate::kit::*;
 use crate::python::processes;
+use crate::support::*;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, StatusCode};
@@ -103,7 +103,7 @@ async fn the_tools_of_a_server(tools: &Toolbox, assistant: &Assistant) {
     assert!(matches!(ask("add", json!({})).await, Err(ToolError::NotCalled(reason)) if reason.contains("\"add\"")));
     // A newly added tool is discovered, under a name that models can call.
     assert_eq!(ask("t_learn", json!({})).await, good("done"));
-    within("the new tool is listed", async || tools.list(&context(assistant)).await.unwrap().len() == 8).await;
+    wait_until("the new tool is listed", async || tools.list(&context(assistant)).await.unwrap().len() == 8).await;
     assert_eq!(tools.list(&context(assistant)).await.unwrap()[7].name, "t_new_tool");
     assert_eq!(ask("t_new_tool", json!({})).await, good("learned"));
 }
@@ -150,7 +150,7 @@ async fn an_mcp_program_that_dies() {
         tokio::spawn(async move { tools.call(&context(&assistant), &call).await })
     };
     let pid = async || tokio::fs::read_to_string(&file).await.unwrap_or_default();
-    within("the call is made", async || !pid().await.is_empty()).await;
+    wait_until("the call is made", async || !pid().await.is_empty()).await;
     kill(&pid().await);
     let lost = in_flight.await.unwrap();
     assert!(matches!(&lost, Err(ToolError::Lost(_))), "{lost:?}");
@@ -159,7 +159,7 @@ async fn an_mcp_program_that_dies() {
     assert!(!again.failed && again.content != pid().await, "{again:?}");
     // Killed while no call is in progress.
     kill(&again.content);
-    within("it is dead", async || !is_alive(&again.content)).await;
+    wait_until("it is dead", async || !is_alive(&again.content)).await;
     let third = tools.call(&context(&assistant), &call("s", "pid", json!({}))).await.unwrap();
     assert_ne!(third.content, again.content);
     // A call that exceeds its timeout.
@@ -185,7 +185,7 @@ async fn mcp_over_http_works_and_comes_back() {
         let call = call("s", "t_wait", json!({"file": file}));
         tokio::spawn(async move { tools.call(&context(&assistant), &call).await })
     };
-    within("the call is made", async || file.exists()).await;
+    wait_until("the call is made", async || file.exists()).await;
     child.kill().await.unwrap();
     let lost = in_flight.await.unwrap();
     assert!(matches!(&lost, Err(ToolError::Lost(_))), "{lost:?}");
@@ -296,7 +296,7 @@ async fn a_tool_behind_a_url() {
 /// exposed.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_operator_defines_tools() {
-    let home = Home::with("memory", false, |config| {
+    let test = TestServer::with(StoreKind::Memory, false, |config| {
         let text = json!({"name": "declared", "tools": ["python", {"http": {"name": "t", "description": "d", "url": "http://127.0.0.1:9/hush", "headers": {"K": "hush"}}}]});
         config.assistants.push(serde_json::from_value(text).unwrap());
         config.python.helper = env!("CARGO_BIN_EXE_tenure").into();
@@ -306,33 +306,33 @@ async fn only_the_operator_defines_tools() {
     for body in
         [json!({"name": "mine", "tools": ["python"]}), json!({"name": "mine", "tools": [{"mcp": {"command": "sh"}}]})]
     {
-        let url = format!("{}/assistants", home.client.base);
-        for request in [home.client.http.post(&url), home.client.http.put(format!("{url}/mine"))] {
+        let url = format!("{}/assistants", test.client.base);
+        for request in [test.client.http.post(&url), test.client.http.put(format!("{url}/mine"))] {
             let response = request.json(&body).send().await.unwrap();
             assert_eq!(response.status(), 400);
             let text = response.text().await.unwrap();
             assert!(text.contains("\"param\":\"tools\"") && text.contains("configuration"), "{text}");
         }
     }
-    let shown = home.client.http.get(format!("{}/assistants", home.client.base)).send().await.unwrap();
+    let shown = test.client.http.get(format!("{}/assistants", test.client.base)).send().await.unwrap();
     let shown = shown.text().await.unwrap();
     assert!(shown.contains("declared") && !shown.contains("hush"), "{shown}");
     // An assistant that is not declared in the configuration has no tools, however it was created.
     let smuggled =
         Assistant { tools: serde_json::from_str(r#"[{"mcp": {"command": "sh"}}]"#).unwrap(), ..Assistant::default() };
-    assert!(matches!(home.app.tools.list(&context(&smuggled)).await, Err(ToolError::NotCalled(_))));
+    assert!(matches!(test.app.tools.list(&context(&smuggled)).await, Err(ToolError::NotCalled(_))));
     // A deleted session has no interpreter.
-    let assistant = home.app.config.assistants[0].clone();
+    let assistant = test.app.config.assistants[0].clone();
     for (path, id) in [("sessions", "s"), ("v1/sessions", "d")] {
-        home.chat(json!({"session_id": id, "messages": [user("Hi")]})).await;
-        let session = SessionKey { tenant: nobody().tenant, session: SessionId::new(id).unwrap() };
+        test.chat(json!({"session_id": id, "messages": [user("Hi")]})).await;
+        let session = SessionKey { tenant: default_principal().tenant, session: SessionId::new(id).unwrap() };
         let mut arguments = Map::new();
         let program = format!("sleep 98766.6{id}");
         arguments.insert("code".into(), format!("import subprocess\np = subprocess.Popen({program:?}.split())").into());
         let call = ToolInvocation { session, run: RunId::generate(), id: "1".into(), tool: "python".into(), arguments };
-        assert!(!home.app.tools.call(&context(&assistant), &call).await.unwrap().failed);
-        within("it runs", async || processes(&program) == 1).await;
-        let deleted = home.client.http.delete(format!("{}/{path}/{id}", home.client.base)).send().await.unwrap();
+        assert!(!test.app.tools.call(&context(&assistant), &call).await.unwrap().failed);
+        wait_until("it runs", async || processes(&program) == 1).await;
+        let deleted = test.client.http.delete(format!("{}/{path}/{id}", test.client.base)).send().await.unwrap();
         assert_eq!(deleted.status(), 200);
         assert_eq!(processes(&program), 0);
     }

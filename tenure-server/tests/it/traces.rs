@@ -3,7 +3,7 @@
 //!
 //! The traces and their README are in `tenure/tests/fixtures/traces`.
 
-use crate::kit::*;
+use crate::support::*;
 use axum::Router;
 use axum::routing::post;
 use serde_json::{Value, json};
@@ -66,7 +66,7 @@ fn is_expected(expected: &Value, stored: &[String]) -> bool {
 }
 
 /// A server with its own tool `search`, for traces in which the server runs it.
-async fn home(kind: &str) -> Option<Home> {
+async fn test_server(kind: StoreKind) -> Option<TestServer> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
     let routes = Router::new().route("/", post(|| async { "found" }));
@@ -74,17 +74,17 @@ async fn home(kind: &str) -> Option<Home> {
     let search =
         json!({"http": {"name": "search", "description": "Search.", "url": url, "parameters": {"type": "object"}}});
     let agent = serde_json::from_value(json!({"name": "agent", "model": "default", "tools": [search]})).unwrap();
-    Home::with(kind, false, |config| config.assistants = vec![agent]).await
+    TestServer::with(kind, false, |config| config.assistants = vec![agent]).await
 }
 
 /// Sends one request of a trace.
-async fn send(home: &Home, request: &Value, user: &str, session: Option<&str>) -> Reply {
+async fn send(test: &TestServer, request: &Value, user: &str, session: Option<&str>) -> Reply {
     let answers = list(&request["answer"]);
     for message in answers.iter().filter(|m| m["role"] == "assistant") {
-        home.model.then(Act::Answer(message.clone()));
+        test.model.then(ModelResponse::Message(message.clone()));
     }
     if request["failed"] == true {
-        home.model.then(Act::Refuse(400, "application/json", r#"{"error":{"message":"no"}}"#, None));
+        test.model.then(ModelResponse::Error(400, "application/json", r#"{"error":{"message":"no"}}"#, None));
     }
     let mut body = json!({"messages": request["messages"], "model": "default"});
     if answers.len() > 1 || request["agent"] == true {
@@ -95,7 +95,7 @@ async fn send(home: &Home, request: &Value, user: &str, session: Option<&str>) -
     }
     let mut headers = vec![("x-tenure-user", user)];
     headers.extend(request["retry_count"].as_str().map(|n| ("x-stainless-retry-count", n)));
-    let reply = home.client.chat(request["stream"] == true, body, &headers).await;
+    let reply = test.client.chat(request["stream"] == true, body, &headers).await;
     assert_eq!(reply.status == 400, request["failed"] == true, "{reply:?}");
     reply
 }
@@ -108,27 +108,27 @@ fn with_agent(mut trace: Value) -> Value {
     trace
 }
 
-async fn stored(home: &Home, user: &str, session: &str) -> Vec<String> {
-    let request = home.client.http.get(format!("{}/v1/sessions/{session}", home.client.base));
+async fn stored(test: &TestServer, user: &str, session: &str) -> Vec<String> {
+    let request = test.client.http.get(format!("{}/v1/sessions/{session}", test.client.base));
     let session: Value = request.header("x-tenure-user", user).send().await.unwrap().json().await.unwrap();
     list(&session["messages"]).iter().filter_map(line).collect()
 }
 
-async fn with_session_ids(kind: &str) {
-    let Some(home) = home(kind).await else { return };
+async fn with_session_ids(kind: StoreKind) {
+    let Some(test) = test_server(kind).await else { return };
     let mut wrong = Vec::new();
     for (name, trace) in traces() {
         for (i, request) in list(&with_agent(trace)["requests"]).iter().enumerate() {
             if request["side"] == true {
                 continue;
             }
-            send(&home, request, &name, Some(&name)).await;
-            let stored = stored(&home, &name, &name).await;
+            send(&test, request, &name, Some(&name)).await;
+            let stored = stored(&test, &name, &name).await;
             if !is_expected(&request["expected"], &stored) {
                 wrong.push(format!("{name}, request {i}\n  {stored:#?}\n  {}", request["expected"]));
                 break;
             }
-            let shown: Vec<String> = home.model.shown().iter().filter_map(line).collect();
+            let shown: Vec<String> = test.model.last_messages().iter().filter_map(line).collect();
             if request["expected"]["shown"].is_array() && lines(&request["expected"]["shown"]) != shown {
                 wrong.push(format!("{name}, request {i} shows\n  {shown:#?}"));
             }
@@ -137,14 +137,14 @@ async fn with_session_ids(kind: &str) {
     assert!(wrong.is_empty(), "{} traces are wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-async fn without_session_ids(kind: &str) {
-    let Some(home) = home(kind).await else { return };
+async fn without_session_ids(kind: StoreKind) {
+    let Some(test) = test_server(kind).await else { return };
     let mut wrong = Vec::new();
     for (name, trace) in traces() {
         // The sessions of each conversation of the trace.
         let mut sessions: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for (i, request) in list(&with_agent(trace)["requests"]).iter().enumerate() {
-            let reply = send(&home, request, &name, None).await;
+            let reply = send(&test, request, &name, None).await;
             let id = if request["failed"] == true {
                 reply.headers.get("x-session-id").map(|v| v.to_str().unwrap().to_owned())
             } else {
@@ -170,20 +170,20 @@ async fn without_session_ids(kind: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn with_session_ids_on_sqlite() {
-    with_session_ids("sqlite").await;
+    with_session_ids(StoreKind::Sqlite).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn with_session_ids_on_postgres() {
-    with_session_ids("postgres").await;
+    with_session_ids(StoreKind::Postgres).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_session_ids_on_sqlite() {
-    without_session_ids("sqlite").await;
+    without_session_ids(StoreKind::Sqlite).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_session_ids_on_postgres() {
-    without_session_ids("postgres").await;
+    without_session_ids(StoreKind::Postgres).await;
 }

@@ -1,8 +1,8 @@
 //! Transcripts: written during the session, repaired after a crash, removed with their session.
 
-use crate::door::Door;
-use crate::kit::{Home, within};
-use crate::running::{Running, answer, until};
+use crate::support::InProcessClient;
+use crate::support::{ServerProcess, send, wait_at_most};
+use crate::support::{StoreKind, TestServer, wait_until};
 use jiff::SignedDuration;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -40,61 +40,62 @@ fn transcript_path(dir: &Path, session: &str) -> PathBuf {
     dir.join(format!("default/default/{session}.jsonl"))
 }
 
-async fn call(home: &Home, method: &str, path: &str, body: Value) -> (u16, Value) {
-    let request = home.client.http.request(method.parse().unwrap(), format!("{}{path}", home.client.base));
-    answer(request.json(&body)).await
+async fn call(test: &TestServer, method: &str, path: &str, body: Value) -> (u16, Value) {
+    let request = test.client.http.request(method.parse().unwrap(), format!("{}{path}", test.client.base));
+    send(request.json(&body)).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_follows_its_session() {
-    for kind in ["memory", "sqlite", "postgres"] {
+    for kind in [StoreKind::Memory, StoreKind::Sqlite, StoreKind::Postgres] {
         let dir = tempfile::tempdir().unwrap();
-        let Some(mut home) = Home::with(kind, false, |config| enable_live_transcripts(config, dir.path())).await else {
+        let Some(mut test) = TestServer::with(kind, false, |config| enable_live_transcripts(config, dir.path())).await
+        else {
             continue;
         };
         let path = transcript_path(dir.path(), "s1");
         let wait_for_lines = async |want: &[&str]| {
-            within(&format!("{want:?} in {kind}"), async || lines(&path).is_some_and(|l| l == want)).await;
+            wait_until(&format!("{want:?} in {kind:?}"), async || lines(&path).is_some_and(|l| l == want)).await;
         };
         let ask = |text: &str| json!({"session_id": "s1", "messages": [{"role": "user", "content": text}]});
-        home.chat(ask("hello")).await;
+        test.chat(ask("hello")).await;
         wait_for_lines(&["hello", "answer 1"]).await;
-        home.chat(ask(&format!("I am {SECRET}"))).await;
+        test.chat(ask(&format!("I am {SECRET}"))).await;
         wait_for_lines(&["hello", "answer 1", "I am [redacted: email]", "answer 2"]).await;
         // Rewound messages are not in the file.
-        assert_eq!(call(&home, "POST", "/sessions/s1/rewind", json!({"turn": 1})).await.0, 200);
+        assert_eq!(call(&test, "POST", "/sessions/s1/rewind", json!({"turn": 1})).await.0, 200);
         wait_for_lines(&["hello", "answer 1"]).await;
         let unusual = json!({"messages": [{"role": "user", "content": "kept", "odd": 1.5}]});
-        assert_eq!(call(&home, "POST", "/sessions/s1/messages", unusual).await.0, 201);
+        assert_eq!(call(&test, "POST", "/sessions/s1/messages", unusual).await.0, 201);
         wait_for_lines(&["hello", "answer 1", "kept"]).await;
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.ends_with("\"odd\":1.5,\"role\":\"user\"}\n"), "{text}");
         // The same number of messages, with different content.
-        assert_eq!(call(&home, "POST", "/sessions/s1/rewind", json!({"position": 1})).await.0, 200);
+        assert_eq!(call(&test, "POST", "/sessions/s1/rewind", json!({"position": 1})).await.0, 200);
         let two = json!({"messages": [{"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]});
-        assert_eq!(call(&home, "POST", "/sessions/s1/messages", two).await.0, 201);
+        assert_eq!(call(&test, "POST", "/sessions/s1/messages", two).await.0, 201);
         wait_for_lines(&["hello", "x", "y"]).await;
         // A fork contains the inherited messages. A file that was changed or removed is repaired by the next
         // message.
-        assert_eq!(call(&home, "POST", "/sessions/s1/fork", json!({"id": "s2"})).await.0, 201);
-        within("the fork's file", async || {
+        assert_eq!(call(&test, "POST", "/sessions/s1/fork", json!({"id": "s2"})).await.0, 201);
+        wait_until("the fork's file", async || {
             lines(&transcript_path(dir.path(), "s2")).is_some_and(|l| l == ["hello", "x", "y"])
         })
         .await;
         std::fs::write(&path, "torn").unwrap();
-        home.chat(ask("again")).await;
+        test.chat(ask("again")).await;
         wait_for_lines(&["hello", "x", "y", "again", "answer 3"]).await;
-        if kind != "memory" {
+        if kind != StoreKind::Memory {
             // The last message is in the file when the server has stopped; a file that was removed meanwhile is
             // restored at the next start.
-            home.chat(ask("last")).await;
+            test.chat(ask("last")).await;
             std::fs::remove_file(transcript_path(dir.path(), "s2")).unwrap();
-            home.restart().await;
+            test.restart().await;
             wait_for_lines(&["hello", "x", "y", "again", "answer 3", "last", "answer 4"]).await;
-            within("the fork's file", async || transcript_path(dir.path(), "s2").exists()).await;
+            wait_until("the fork's file", async || transcript_path(dir.path(), "s2").exists()).await;
         }
         assert!(!contains_word(dir.path(), SECRET));
-        assert!(home.session("s1").await.messages.len() > 4);
+        assert!(test.session("s1").await.messages.len() > 4);
     }
 }
 
@@ -106,7 +107,7 @@ async fn a_crash_is_repaired_at_the_next_start() {
     let transcripts_dir = dir.path().join("kept");
     let mut want = Vec::new();
     for round in 0..4 {
-        let server = Running::start(dir.path(), yaml);
+        let mut server = ServerProcess::start(dir.path(), yaml);
         for turn in 0..3 {
             let text = format!("words {round} {turn}");
             let (status, body) = server.chat("s1", &text).await;
@@ -120,9 +121,9 @@ async fn a_crash_is_repaired_at_the_next_start() {
             let bytes = std::fs::read(&path).unwrap();
             std::fs::write(&path, &bytes[..bytes.len().saturating_sub(7)]).unwrap();
         }
-        let server = Running::start(dir.path(), yaml);
+        let mut server = ServerProcess::start(dir.path(), yaml);
         let context = format!("round {round}: {:?}", lines(&path));
-        until(&context, Duration::from_secs(20), async || lines(&path).is_some_and(|l| l == want)).await;
+        wait_at_most(&context, Duration::from_secs(20), async || lines(&path).is_some_and(|l| l == want)).await;
         server.kill();
     }
 }
@@ -132,49 +133,52 @@ async fn a_crash_is_repaired_at_the_next_start() {
 async fn file_errors_do_not_fail_requests() {
     let dir = tempfile::tempdir().unwrap();
     let transcripts_dir = dir.path().join("kept");
-    let home = Home::with("memory", true, |config| enable_live_transcripts(config, &transcripts_dir)).await.unwrap();
+    let test = TestServer::with(StoreKind::Memory, true, |config| enable_live_transcripts(config, &transcripts_dir))
+        .await
+        .unwrap();
     std::fs::remove_dir_all(&transcripts_dir).unwrap();
     std::fs::write(&transcripts_dir, "in the way").unwrap();
     let ask = |text: &str| json!({"session_id": "s1", "messages": [{"role": "user", "content": text}]});
-    assert_eq!(home.chat(ask("one")).await.said(), "answer 1");
+    assert_eq!(test.chat(ask("one")).await.content(), "answer 1");
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(transcripts_dir.is_file());
     std::fs::remove_file(&transcripts_dir).unwrap();
     // Without any further message.
     let is_complete =
         async || lines(&transcript_path(&transcripts_dir, "s1")).is_some_and(|l| l == ["one", "answer 1"]);
-    until("it is tried again", Duration::from_secs(20), is_complete).await;
+    wait_at_most("it is tried again", Duration::from_secs(20), is_complete).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn deletion_and_erasure_leave_no_file() {
     let dir = tempfile::tempdir().unwrap();
-    let home = Home::with("sqlite", false, |config| enable_live_transcripts(config, dir.path())).await.unwrap();
+    let test =
+        TestServer::with(StoreKind::Sqlite, false, |config| enable_live_transcripts(config, dir.path())).await.unwrap();
     let word = "xyzzy";
     for id in ["a", "b", "c", "d"] {
-        home.chat(json!({"session_id": id, "messages": [{"role": "user", "content": word}]})).await;
-        within("a file", async || lines(&transcript_path(dir.path(), id)).is_some_and(|l| l.len() == 2)).await;
+        test.chat(json!({"session_id": id, "messages": [{"role": "user", "content": word}]})).await;
+        wait_until("a file", async || lines(&transcript_path(dir.path(), id)).is_some_and(|l| l.len() == 2)).await;
     }
     std::fs::write(transcript_path(dir.path(), "a").with_extension("jsonl.1f.part"), word).unwrap();
-    assert_eq!(call(&home, "DELETE", "/sessions/a?purge=true", json!({})).await.0, 200);
-    assert_eq!(call(&home, "DELETE", "/sessions/b", json!({})).await.0, 200);
-    assert_eq!(call(&home, "DELETE", "/v1/sessions/c", json!({})).await.1["deleted"], true);
+    assert_eq!(call(&test, "DELETE", "/sessions/a?purge=true", json!({})).await.0, 200);
+    assert_eq!(call(&test, "DELETE", "/sessions/b", json!({})).await.0, 200);
+    assert_eq!(call(&test, "DELETE", "/v1/sessions/c", json!({})).await.1["deleted"], true);
     let remaining: Vec<_> =
         std::fs::read_dir(dir.path().join("default/default")).unwrap().map(|f| f.unwrap().file_name()).collect();
     assert_eq!(remaining, ["d.jsonl"]);
     // A restored session has its file again.
-    assert_eq!(call(&home, "POST", "/sessions/b/restore", json!({})).await.0, 200);
-    within("the file again", async || lines(&transcript_path(dir.path(), "b")).is_some_and(|l| l.len() == 2)).await;
+    assert_eq!(call(&test, "POST", "/sessions/b/restore", json!({})).await.0, 200);
+    wait_until("the file again", async || lines(&transcript_path(dir.path(), "b")).is_some_and(|l| l.len() == 2)).await;
     // With concurrent messages: an erased file is not written again.
     let append_messages = async {
         for n in 0..20 {
             let body = json!({"messages": [{"role": "user", "content": format!("{word} {n}")}]});
-            call(&home, "POST", "/sessions/d/messages", body).await;
+            call(&test, "POST", "/sessions/d/messages", body).await;
         }
     };
     let erase = async {
         tokio::time::sleep(Duration::from_millis(30)).await;
-        assert_eq!(call(&home, "DELETE", "/users/default", json!({})).await.0, 200);
+        assert_eq!(call(&test, "DELETE", "/users/default", json!({})).await.0, 200);
     };
     tokio::join!(append_messages, erase);
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -185,16 +189,16 @@ async fn deletion_and_erasure_leave_no_file() {
 #[tokio::test]
 async fn an_archive_survives_retention_but_not_erasure() {
     let dir = tempfile::tempdir().unwrap();
-    let api = Door::set_up("memory:", |config| {
+    let api = InProcessClient::with_config("memory:", |config| {
         enable_live_transcripts(config, dir.path());
         config.transcripts.live = false;
     });
     let api = api.await;
     for (user, id) in [("ann", "hers"), ("../bob", "his")] {
         let user_client = api.with("x-tenure-user", user);
-        user_client.post("/sessions", json!({"id": id})).await.is(201);
+        user_client.post("/sessions", json!({"id": id})).await.expect_status(201);
         let message = Message::user(&format!("{id}: {SECRET}"));
-        user_client.say(id, json!([message.to_value()])).await;
+        user_client.append_messages(id, json!([message.to_value()])).await;
     }
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "not before the end");
     api.clock.advance(SignedDuration::from_hours(24 * 8));
@@ -204,18 +208,19 @@ async fn an_archive_survives_retention_but_not_erasure() {
     let transcript = dir.path().join("default/ann/hers.jsonl");
     assert_eq!(lines(&transcript).unwrap(), ["hers: [redacted: email]"]);
     assert_eq!(lines(&dir.path().join("default/%2E.%2Fbob/his.jsonl")).unwrap(), ["his: [redacted: email]"]);
-    api.delete("/users/..%2Fbob").await.is(200);
+    api.delete("/users/..%2Fbob").await.expect_status(200);
     assert!(!contains_word(dir.path(), "his") && transcript.exists());
-    api.delete("/users/ann").await.is(200);
+    api.delete("/users/ann").await.expect_status(200);
     assert!(!contains_word(dir.path(), "hers"));
 }
 
 #[tokio::test]
 async fn an_invalid_rule_is_reported_at_startup() {
     let dir = tempfile::tempdir().unwrap();
-    let stderr = Running::refuses(dir.path(), "redaction: [{name: a, pattern: x}, {name: b, pattern: '[z-a]'}]");
+    let stderr =
+        ServerProcess::start_failure(dir.path(), "redaction: [{name: a, pattern: x}, {name: b, pattern: '[z-a]'}]");
     assert!(stderr.contains("redaction[1]") && stderr.contains("range"), "{stderr}");
-    let stderr = Running::refuses(dir.path(), "transcripts: {dir: /dev/null/x}");
+    let stderr = ServerProcess::start_failure(dir.path(), "transcripts: {dir: /dev/null/x}");
     assert!(stderr.contains("transcripts.dir"), "{stderr}");
 }
 
@@ -224,17 +229,17 @@ async fn an_invalid_rule_is_reported_at_startup() {
 #[tokio::test]
 async fn a_fresh_session_leaves_the_old_file() {
     let dir = tempfile::tempdir().unwrap();
-    let api = Door::set_up("memory:", |config| {
+    let api = InProcessClient::with_config("memory:", |config| {
         enable_live_transcripts(config, dir.path());
         config.transcripts.live = false;
         config.sessions.on_expired = tenure::run::OnExpired::Fresh;
     })
     .await;
     let ask = |text: &str| json!({"session_id": "s1", "messages": [{"role": "user", "content": text}]});
-    api.post("/v1/chat/completions", ask("first")).await.is(200);
+    api.post("/v1/chat/completions", ask("first")).await.expect_status(200);
     api.clock.advance(SignedDuration::from_hours(24 * 8));
-    api.post("/v1/chat/completions", ask("second")).await.is(200);
-    let list = api.get("/sessions?status=expired").await.is(200);
+    api.post("/v1/chat/completions", ask("second")).await.expect_status(200);
+    let list = api.get("/sessions?status=expired").await.expect_status(200);
     let archive = list["data"][0]["id"].as_str().unwrap().to_owned();
     assert_eq!(lines(&transcript_path(dir.path(), &archive)).unwrap()[0], "first");
     assert_eq!(lines(&transcript_path(dir.path(), "s1")), None);
@@ -242,6 +247,6 @@ async fn a_fresh_session_leaves_the_old_file() {
     api.app.tenure.sweep().await.unwrap();
     assert_eq!(lines(&transcript_path(dir.path(), "s1")).unwrap()[0], "second");
     assert_eq!(lines(&transcript_path(dir.path(), &archive)).unwrap()[0], "first");
-    api.delete(&format!("/sessions/{archive}?purge=true")).await.is(200);
+    api.delete(&format!("/sessions/{archive}?purge=true")).await.expect_status(200);
     assert_eq!(lines(&transcript_path(dir.path(), &archive)), None);
 }

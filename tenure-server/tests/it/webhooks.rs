@@ -1,6 +1,6 @@
 //! The end of sessions: webhooks and transcripts.
 
-use crate::running::{Running, serve, until};
+use crate::support::{ServerProcess, serve, wait_at_most};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::{Router, body::Bytes};
@@ -156,22 +156,24 @@ async fn a_webhook_is_delivered_after_a_restart() {
     let (receiver_state, url) = receiver(&[0]).await;
     let dir = tempfile::tempdir().unwrap();
     let open = "store: 'sqlite:t.db'\nsessions: {ttl: 1s}";
-    let server = Running::start(dir.path(), open);
+    let server = ServerProcess::start(dir.path(), open);
     assert_eq!(server.chat("s1", "before the crash").await.0, 200);
     server.stop();
     tokio::time::sleep(Duration::from_millis(1200)).await;
     let yaml = format!("{open}\non_expire: {{webhooks: [{{url: '{url}', secret_env: HOOK_SECRET}}]}}");
     let env = [("HOOK_SECRET", "a secret")];
-    let server = Running::start_with(dir.path(), &yaml, &env);
-    until("the hook is called", Duration::from_secs(20), async || receiver_state.deliveries.lock().unwrap().len() == 1)
-        .await;
+    let mut server = ServerProcess::start_with(dir.path(), &yaml, &env);
+    wait_at_most("the hook is called", Duration::from_secs(20), async || {
+        receiver_state.deliveries.lock().unwrap().len() == 1
+    })
+    .await;
     server.kill();
-    let server = Running::start_with(dir.path(), &yaml, &env);
-    until("the hook is called again", Duration::from_secs(20), async || {
+    let server = ServerProcess::start_with(dir.path(), &yaml, &env);
+    wait_at_most("the hook is called again", Duration::from_secs(20), async || {
         receiver_state.deliveries.lock().unwrap().len() == 2
     })
     .await;
-    until("the session is gone", Duration::from_secs(20), async || {
+    wait_at_most("the session is gone", Duration::from_secs(20), async || {
         server
             .request("GET", "/metrics")
             .send()

@@ -3,7 +3,7 @@
 
 mod rewind;
 
-use crate::kit::*;
+use crate::support::*;
 use git2::{Oid, Repository};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
@@ -91,11 +91,11 @@ impl WorkspaceFixture {
     }
 
     /// A server with workspaces enabled.
-    async fn home(&self, checkpoints: bool) -> Home {
-        let home = Home::with("memory", false, |c| {
+    async fn test(&self, checkpoints: bool) -> TestServer {
+        let test = TestServer::with(StoreKind::Memory, false, |c| {
             (c.workspaces.root, c.workspaces.checkpoints) = (self.root(), checkpoints);
         });
-        home.await.unwrap()
+        test.await.unwrap()
     }
 }
 
@@ -123,9 +123,9 @@ async fn begin(tenure: &Tenure, id: &str, workspace: impl Into<Value>) {
     tenure.create(&Principal::default(), new).await.unwrap();
 }
 
-async fn send(home: &Home, method: &str, path: &str, body: Value) -> (u16, Value) {
+async fn send(test: &TestServer, method: &str, path: &str, body: Value) -> (u16, Value) {
     let method = method.parse().unwrap();
-    let request = home.client.http.request(method, format!("{}{path}", home.client.base)).json(&body);
+    let request = test.client.http.request(method, format!("{}{path}", test.client.base)).json(&body);
     let response = request.send().await.unwrap();
     (response.status().as_u16(), serde_json::from_str(&response.text().await.unwrap()).unwrap_or_default())
 }
@@ -338,7 +338,7 @@ async fn a_repository_can_not_point_outside_its_directory() {
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_names_are_refused_wherever_metadata_is_set() {
     let fixture = WorkspaceFixture::new();
-    let home = fixture.home(false).await;
+    let test = fixture.test(false).await;
     fixture.write("good/a", "1");
     fixture.write("a-file", "1");
     symlink(fixture.outside(), fixture.path("out")).unwrap();
@@ -346,12 +346,12 @@ async fn bad_names_are_refused_wherever_metadata_is_set() {
     fs::create_dir_all(fixture.dir.path().join("root/other/theirs")).unwrap();
     symlink(fixture.dir.path().join("root/other/theirs"), fixture.path("theirs")).unwrap();
     assert_eq!(
-        send(&home, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "good", "x": 1}})).await.0,
+        send(&test, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "good", "x": 1}})).await.0,
         201
     );
-    assert_eq!(send(&home, "POST", "/sessions", json!({"metadata": {"workspace": "alias"}})).await.0, 201);
-    assert_eq!(send(&home, "POST", "/sessions", json!({"metadata": {"workspace": null}})).await.0, 201);
-    let count = home.sessions().await;
+    assert_eq!(send(&test, "POST", "/sessions", json!({"metadata": {"workspace": "alias"}})).await.0, 201);
+    assert_eq!(send(&test, "POST", "/sessions", json!({"metadata": {"workspace": null}})).await.0, 201);
+    let count = test.sessions().await;
     let outside = fixture.outside().display().to_string();
     let long = "x/".repeat(200);
     for bad in [
@@ -385,7 +385,7 @@ async fn bad_names_are_refused_wherever_metadata_is_set() {
             ("PUT", "/v1/sessions/put", json!({"tenure": 1, "messages": [message], "metadata": metadata})),
             ("POST", "/sessions/import", json!({"tenure": 1, "messages": [message], "metadata": metadata})),
         ] {
-            let (status, answer) = send(&home, method, path, body).await;
+            let (status, answer) = send(&test, method, path, body).await;
             assert_eq!(
                 (status, &answer["error"]["param"]),
                 (400, &json!("metadata.workspace")),
@@ -394,16 +394,16 @@ async fn bad_names_are_refused_wherever_metadata_is_set() {
             assert!(!answer.to_string().contains(&fixture.root()), "where the root is is nobody's business: {answer}");
         }
     }
-    assert_eq!(home.sessions().await, count, "nothing was made");
-    let session = home.session("s").await;
+    assert_eq!(test.sessions().await, count, "nothing was made");
+    let session = test.session("s").await;
     assert_eq!(
         (session.head().info.title.as_deref(), &session.head().info.metadata["workspace"]),
         (None, &json!("good"))
     );
-    assert_eq!(send(&home, "PATCH", "/sessions/s", json!({"metadata": {"x": 2}})).await.0, 200);
-    assert_eq!(send(&home, "PATCH", "/sessions/s", json!({"metadata": {"workspace": null}})).await.0, 200);
+    assert_eq!(send(&test, "PATCH", "/sessions/s", json!({"metadata": {"x": 2}})).await.0, 200);
+    assert_eq!(send(&test, "PATCH", "/sessions/s", json!({"metadata": {"workspace": null}})).await.0, 200);
     // Where workspaces are not configured, `metadata.workspace` has no effect.
-    let plain = Home::new("memory", false).await.unwrap();
+    let plain = TestServer::new(StoreKind::Memory, false).await.unwrap();
     assert_eq!(send(&plain, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "/etc"}})).await.0, 201);
     let (status, answer) = send(&plain, "POST", "/sessions/s/rewind", json!({"position": 0, "workspace": true})).await;
     assert_eq!((status, &answer["error"]["param"]), (400, &json!("workspace")), "{answer}");

@@ -38,18 +38,19 @@ pub async fn bytes(report: &mut Report) {
             Promise::AtMost(1.3),
         );
     }
-    let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else { return };
-    let schema = format!("d_{}", SessionId::generate().as_str().replace('-', ""));
-    let tenure = Tenure::open(&format!("{url}?schema={schema}")).await.unwrap();
+    let Some(store) = PostgresSchema::new() else { return };
+    let tenure = Tenure::open(&store.url()).await.unwrap();
+    let url = store.server();
+    let schema = store.name();
     let session = create(&tenure, "s").await;
     let table = format!("create table {schema}.m(id bigserial, sid bigint, data text, primary key(sid, id))");
-    run("psql", &url, &["-qc", &table]);
+    run("psql", url, &["-qc", &table]);
     for n in 0..400 {
         tenure.append(&bench_principal(), &session, messages(n)).await.unwrap();
         if n % 20 == 0 {
             // The raw rows are inserted in batches of twenty: only their size is measured.
             let rows: Vec<String> = (n..n + 20).flat_map(messages).map(|m| format!("(1, '{}')", m.as_str())).collect();
-            run("psql", &url, &["-qc", &format!("insert into {schema}.m(sid, data) values {}", rows.join(","))]);
+            run("psql", url, &["-qc", &format!("insert into {schema}.m(sid, data) values {}", rows.join(","))]);
         }
     }
     let total = |like: &str| {
@@ -57,7 +58,7 @@ pub async fn bytes(report: &mut Report) {
             "select sum(pg_total_relation_size(c.oid)) from pg_class c join pg_namespace n on n.oid = c.relnamespace \
              where n.nspname = '{schema}' and c.relkind = 'r' and c.relname {like}"
         );
-        run("psql", &url, &["-Atqc", &sql]).trim().parse::<u64>().unwrap()
+        run("psql", url, &["-Atqc", &sql]).trim().parse::<u64>().unwrap()
     };
     let log = total("= 'tenure_record'");
     let all = total("like 'tenure_%'");

@@ -25,7 +25,7 @@ mod writes;
 use std::time::{Duration, Instant};
 use support::Report;
 use support::*;
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{log::*, memory::*, policy::*, review::*, run::*, session::*, *};
 
 fn main() {
     let selected: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();

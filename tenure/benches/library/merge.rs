@@ -4,7 +4,7 @@ use crate::support::Report;
 use crate::support::*;
 use std::hint::black_box;
 use std::time::Duration;
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{log::*, rules::*, run::*, session::*};
 
 const REPEATS: usize = 200;
 

@@ -76,13 +76,14 @@ pub async fn among(report: &mut Report) {
         let dir = tempfile::tempdir().unwrap();
         let mut medians = Vec::new();
         for count in [1_000, 100_000] {
+            let mut schema = None;
             let url = match kind {
                 "sqlite" => format!("sqlite:{}", dir.path().join(format!("{count}.db")).display()),
                 "jsonl" => format!("jsonl:{}", dir.path().join(format!("{count}")).display()),
-                _ => match std::env::var("TENURE_TEST_POSTGRES") {
-                    Ok(url) => format!("{url}{}schema=recall_{count}", if url.contains('?') { '&' } else { '?' }),
-                    Err(_) => continue,
-                },
+                _ => {
+                    let Some(new) = PostgresSchema::new() else { continue };
+                    schema.insert(new).url()
+                }
             };
             let by_words = Tenure::open(&url).await.unwrap();
             write_memories(by_words.store(), count).await;

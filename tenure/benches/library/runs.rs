@@ -7,58 +7,17 @@
 //! comparison with raw commits includes the cost of both.
 
 use crate::*;
-use async_trait::async_trait;
 use jiff::{SignedDuration, Timestamp};
-use serde_json::{Value, json};
-use std::pin::Pin;
-use std::task::{Context, Poll};
+use tenure::testing::{CountingTools, ScriptedModel, ToolBehavior, read_only_tool, text_answer};
 
-/// A model that calls a tool a given number of times, then answers. All answers are precomputed, so
-/// that it takes no time.
-struct Caller {
-    calls: Vec<String>,
-    answer: String,
+/// A model that calls a tool a given number of times, then answers.
+fn calling_model(rounds: usize) -> ScriptedModel {
+    ScriptedModel::new((0..rounds).map(|n| turn(n)[1].to_value()).chain([text_answer("done")]))
 }
 
-impl Caller {
-    fn new(rounds: usize) -> Self {
-        let body = |message: Value| json!({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]});
-        let calls = (0..rounds).map(|n| body(turn(n)[1].to_value()).to_string()).collect();
-        Self { calls, answer: body(json!({"role": "assistant", "content": "done"})).to_string() }
-    }
-}
-
-struct Once(Option<ModelChunk>);
-
-impl futures_core::Stream for Once {
-    type Item = Result<ModelChunk, ModelError>;
-    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        Poll::Ready(self.0.take().map(Ok))
-    }
-}
-
-#[async_trait]
-impl Model for Caller {
-    async fn ask(&self, prompt: Prompt) -> Result<ModelStream, ModelError> {
-        let last_question = prompt.messages.iter().rposition(|m| m.role() == Role::User).unwrap_or(0);
-        let round = prompt.messages[last_question..].iter().filter(|m| m.role() == Role::Assistant).count();
-        let body = self.calls.get(round).unwrap_or(&self.answer).clone();
-        Ok(Box::pin(Once(Some(ModelChunk::Complete(body)))))
-    }
-}
-
-/// A tool with a precomputed result.
-struct FixedTool(String);
-
-#[async_trait]
-impl Tools for FixedTool {
-    async fn list(&self, _: &ToolContext<'_>) -> Result<Vec<Tool>, ToolError> {
-        Ok(vec![Tool { name: "search".to_owned(), read_only: true, ..Tool::default() }])
-    }
-
-    async fn call(&self, _: &ToolContext<'_>, _: &ToolInvocation) -> Result<ToolOutput, ToolError> {
-        Ok(ToolOutput { content: self.0.clone(), failed: false })
-    }
+/// A tool with a fixed result.
+fn search_tool(result: String) -> CountingTools {
+    CountingTools::new([(read_only_tool("search"), ToolBehavior::Succeeds(result))])
 }
 
 fn turn_request(session: &SessionId) -> TurnRequest {
@@ -79,8 +38,8 @@ async fn begin(tenure: &Tenure, session: &SessionId) -> OpenRun {
     }
 }
 
-async fn execute(open_run: OpenRun, caller: &Caller, tool: &FixedTool) -> TurnOutcome {
-    open_run.execute(Executors::new(caller).tools(tool)).await.unwrap()
+async fn execute(open_run: OpenRun, model: &ScriptedModel, tools: &CountingTools) -> TurnOutcome {
+    open_run.execute(Executors::new(model).tools(tools)).await.unwrap()
 }
 
 fn tenure_with(store: &Tenure, change: impl FnOnce(&mut Assistant, &mut Options)) -> Tenure {
@@ -102,9 +61,9 @@ pub async fn rounds(report: &mut Report) {
     let mut rounds = Vec::new();
     let mut appends = Vec::new();
     let mut baseline = Vec::new();
-    let none = Caller::new(0);
-    let all = Caller::new(ROUNDS);
-    let tool = FixedTool(turn(1)[2].text());
+    let none = calling_model(0);
+    let all = calling_model(ROUNDS);
+    let tool = search_tool(turn(1)[2].text());
     for n in 0..30 {
         let run_session = id(&format!("r{n}"));
         let append_session = create(&tenure, &format!("p{n}")).await;
@@ -175,8 +134,8 @@ pub async fn resume(report: &mut Report) {
             let head = uncached.find_orphaned_runs(1).await.unwrap().pop().unwrap();
             execute(
                 uncached.claim_orphaned_run(&head).await.unwrap().unwrap(),
-                &Caller::new(0),
-                &FixedTool(String::new()),
+                &calling_model(0),
+                &search_tool(String::new()),
             )
             .await;
             times.push(start.elapsed());
@@ -203,10 +162,12 @@ pub async fn paused(report: &mut Report) {
         assistant.review = vec![ReviewRule { tool, queue: None, timeout: None, on_timeout: Decision::Rejected }];
         options.cache_bytes = BUDGET;
     });
-    let caller = Caller::new(1);
-    let tool = FixedTool(String::new());
-    let wait =
-        async |n: usize| assert!(execute(begin(&tenure, &id(&format!("w{n}"))).await, &caller, &tool).await.waiting);
+    let tool = search_tool(String::new());
+    // A model for each session, because models keep their prompts.
+    let wait = async |n: usize| {
+        let open_run = begin(&tenure, &id(&format!("w{n}"))).await;
+        assert!(execute(open_run, &calling_model(1), &tool).await.waiting);
+    };
     // Warm up: fixed costs of the process are allocated after a few sessions.
     for n in 0..50 {
         wait(n).await;

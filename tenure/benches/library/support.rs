@@ -4,7 +4,8 @@
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+pub use tenure::testing::PostgresSchema;
+use tenure::{session::*, *};
 
 /// One row of the report: the measurement, its baseline, and the promised bound.
 pub struct Row {

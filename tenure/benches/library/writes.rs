@@ -110,16 +110,12 @@ pub async fn writers(report: &mut Report) {
         Promise::None,
     );
 
-    let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else {
-        println!("(PostgreSQL is not measured: TENURE_TEST_POSTGRES is not set; `make bench` sets it)");
-        return;
-    };
-    let schema = format!("b_{}", SessionId::generate().as_str().replace('-', ""));
-    let tenure = Tenure::open(&format!("{url}?schema={schema}")).await.unwrap();
+    let Some(schema) = PostgresSchema::new() else { return };
+    let tenure = Tenure::open(&schema.url()).await.unwrap();
     let mut measured = 0.0f64;
     let mut baseline = 0.0f64;
     for round in 0..3 {
-        baseline = baseline.max(pgbench(&url, &schema));
+        baseline = baseline.max(pgbench(schema.server(), schema.name()));
         measured = measured.max(sixteen_writers(&tenure, round, duration).await);
     }
     report.row(

@@ -1,8 +1,9 @@
 //! Blobs: content-addressed bytes, stored once per tenant for as long as a session references them.
 
 use super::fixture::Fixture;
-use super::support::{RandomLog, Rng, blob, key, timestamp};
 use crate::store::contract::{Commit, Store};
+use crate::testing::records::{SessionLog, blob, key, timestamp};
+use crate::testing::rng::Rng;
 use crate::types::blob::Blob;
 use crate::types::entry::SessionCreated;
 use crate::types::id::Tenant;
@@ -14,7 +15,7 @@ async fn bytes(store: &dyn Store, tenant: &str, blob: &Blob) -> Option<Vec<u8>> 
 /// A blob round-trips, whatever its content and size.
 pub async fn a_blob_reads_back(Fixture { store, .. }: Fixture) {
     let blobs = [blob(Rng::new(7).bytes(1 << 20)), blob("text"), blob([0]), blob((0..=255).collect::<Vec<u8>>())];
-    let commit = Commit { blobs: blobs.to_vec(), ..RandomLog::new("s").commit() };
+    let commit = Commit { blobs: blobs.to_vec(), ..SessionLog::new("s").commit() };
     store.commit(&commit).await.unwrap();
     for blob in &blobs {
         assert!(bytes(&*store, "default", blob).await.as_deref() == Some(&*blob.bytes), "{} differs", blob.id);
@@ -25,7 +26,7 @@ pub async fn a_blob_reads_back(Fixture { store, .. }: Fixture) {
 /// A blob may be committed repeatedly, in one commit or in later ones.
 pub async fn a_blob_may_be_committed_twice(Fixture { store, .. }: Fixture) {
     let picture = blob("a picture");
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     let blobs = vec![picture.clone(), picture.clone()];
     store.commit(&Commit { blobs, ..log.commit() }).await.unwrap();
     log.push_message("again").save_with(&*store, &picture).await;
@@ -37,7 +38,7 @@ pub async fn a_blob_may_be_committed_twice(Fixture { store, .. }: Fixture) {
 /// A blob is deleted with the last session that references it.
 pub async fn a_blob_is_deleted_with_its_last_session(Fixture { store, .. }: Fixture) {
     let (shared, own) = (blob("shared"), blob("own"));
-    let (mut a, mut b) = (RandomLog::new("a"), RandomLog::new("b"));
+    let (mut a, mut b) = (SessionLog::new("a"), SessionLog::new("b"));
     let blobs = vec![shared.clone(), own.clone()];
     store.commit(&Commit { blobs, ..a.commit() }).await.unwrap();
     b.save(&*store).await;
@@ -48,14 +49,14 @@ pub async fn a_blob_is_deleted_with_its_last_session(Fixture { store, .. }: Fixt
     store.purge(&b.key).await.unwrap();
     assert_eq!(bytes(&*store, "default", &shared).await, None);
     // A deleted blob can be stored again.
-    RandomLog::new("c").save_with(&*store, &shared).await;
+    SessionLog::new("c").save_with(&*store, &shared).await;
     assert_eq!(bytes(&*store, "default", &shared).await.as_deref(), Some(&*shared.bytes));
 }
 
 /// Blobs are separated by tenant: deleting one tenant's blob does not affect the other's.
 pub async fn tenants_do_not_share_blobs(Fixture { store, .. }: Fixture) {
     let picture = blob("a picture");
-    let log = |tenant| RandomLog::begin(key(tenant, "s"), SessionCreated::default(), timestamp(0));
+    let log = |tenant| SessionLog::begin(key(tenant, "s"), SessionCreated::default(), timestamp(0));
     log("a").save_with(&*store, &picture).await;
     assert_eq!(bytes(&*store, "b", &picture).await, None);
     log("b").save_with(&*store, &picture).await;

@@ -1,22 +1,23 @@
 //! Consistency check: a consistent store has no findings, and data in use is never removed.
 
 use super::fixture::Fixture;
-use super::support::{RandomLog, Rng, blob, item, key, namespace, read_full_log, session_namespace, timestamp};
 use crate::store::contract::Store;
 use crate::store::finding::Orphan;
 use crate::store::item::Owner;
+use crate::testing::records::{SessionLog, blob, item, key, namespace, read_full_log, session_namespace, timestamp};
+use crate::testing::rng::Rng;
 use crate::types::entry::SessionCreated;
 
 /// Creates sessions of two tenants with blobs, forks and items, purges some, and lets forks
 /// inherit. Returns the keys of the remaining sessions.
 async fn populate(store: &dyn Store, rng: &mut Rng) -> Vec<crate::types::id::SessionKey> {
-    let mut logs: Vec<RandomLog> = Vec::new();
+    let mut logs: Vec<SessionLog> = Vec::new();
     for n in 0..60 {
         let tenant = ["a", "b"][n % 2];
         let source = (n > 8 && rng.once_in(2)).then(|| logs[rng.below(n / 2) * 2 + n % 2].clone());
         let mut log = match source {
             Some(parent) => parent.fork(&format!("s{n}"), 1 + rng.below(parent.seq() as usize) as u64),
-            None => RandomLog::begin(key(tenant, &format!("s{n}")), SessionCreated::default(), timestamp(n as i64)),
+            None => SessionLog::begin(key(tenant, &format!("s{n}")), SessionCreated::default(), timestamp(n as i64)),
         };
         for m in 0..rng.below(4) {
             log.push_message(&format!("{n} {m}"));
@@ -56,7 +57,7 @@ pub async fn a_consistent_store_has_no_findings(fixture: Fixture) {
 pub async fn nothing_in_use_is_removed(Fixture { store, .. }: Fixture) {
     let remaining = populate(&*store, &mut Rng::new(20_260_104)).await;
     let picture = blob("a picture");
-    let mut log = RandomLog::begin(key("a", "kept"), SessionCreated::default(), timestamp(99));
+    let mut log = SessionLog::begin(key("a", "kept"), SessionCreated::default(), timestamp(99));
     log.save_with(&*store, &picture).await;
     let cache = session_namespace(&log.key, "cache");
     store.put(&cache, &item("k", 1), None).await.unwrap();

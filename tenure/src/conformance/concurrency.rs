@@ -1,13 +1,14 @@
 //! Concurrent tasks: every operation is atomic and happens once, and none deadlocks.
 
 use super::fixture::Fixture;
-use super::support::{
-    RandomLog, Rng, append_message, assert_fails, blob, item, key, namespace, read_all, read_full_log,
-    session_namespace, timestamp,
-};
 use crate::store::contract::{Commit, Store};
 use crate::store::item::{Item, Namespace, Owner};
 use crate::store::query::RecordRange;
+use crate::testing::records::{
+    SessionLog, append_message, assert_fails, blob, item, key, namespace, read, read_all, read_full_log,
+    session_namespace, timestamp,
+};
+use crate::testing::rng::Rng;
 use crate::types::entry::Entry;
 use crate::types::error::{Error, Result};
 use crate::types::id::{SessionKey, Tenant, User};
@@ -17,7 +18,7 @@ use tokio::task::JoinSet;
 const TASKS: usize = 16;
 
 /// A session that a task tried to create, and the result. `None` for other tasks.
-type WriterResult = Option<(RandomLog, Result<()>)>;
+type WriterResult = Option<(SessionLog, Result<()>)>;
 
 type WriterTask<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -37,7 +38,7 @@ pub async fn sessions_are_written_concurrently(Fixture { store, .. }: Fixture) {
     let write = |n: usize| {
         let store = store.clone();
         async move {
-            let mut log = RandomLog::new(&format!("s{n}"));
+            let mut log = SessionLog::new(&format!("s{n}"));
             log.save(&*store).await;
             for m in 0..20 {
                 log.push_message(&format!("{n}.{m}")).save(&*store).await;
@@ -54,7 +55,7 @@ pub async fn sessions_are_written_concurrently(Fixture { store, .. }: Fixture) {
 /// Tasks that append to the same session all succeed: no record is lost, duplicated or overwritten.
 pub async fn no_append_is_lost_or_duplicated(Fixture { store, .. }: Fixture) {
     const EACH: usize = 6;
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     log.save(&*store).await;
     let write = |n: usize| {
         let (store, key) = (store.clone(), log.key.clone());
@@ -81,7 +82,7 @@ pub async fn one_creator_wins(Fixture { store, .. }: Fixture) {
     for round in 0..10 {
         let id = format!("s{round}");
         let attempts =
-            (0..TASKS).map(|n| create(store.clone(), RandomLog::new(&id).push_message(&n.to_string()).clone()));
+            (0..TASKS).map(|n| create(store.clone(), SessionLog::new(&id).push_message(&n.to_string()).clone()));
         let attempts = run_concurrently(attempts).await.into_iter().flatten();
         let (succeeded, failed): (Vec<_>, Vec<_>) = attempts.partition(|(_, result)| result.is_ok());
         assert_eq!(succeeded.len(), 1);
@@ -96,7 +97,7 @@ pub async fn one_creator_wins(Fixture { store, .. }: Fixture) {
 /// A concurrent reader sees only complete, acknowledged commits.
 pub async fn a_reader_sees_complete_commits(Fixture { store, .. }: Fixture) {
     const COMMITS: u64 = 40;
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     log.save(&*store).await;
     let key = log.key.clone();
     let counter = session_namespace(&key, "counter");
@@ -109,7 +110,7 @@ pub async fn a_reader_sees_complete_commits(Fixture { store, .. }: Fixture) {
                 let item = store.get(&counter, "commits", None).await.unwrap();
                 let count = item.map_or(0, |i| i.value.parse::<u64>().unwrap());
                 assert!(count * 5 + 1 >= head.seq, "the head is visible, but the item of its commit is not");
-                let upto = super::read(&*store, &key, &RecordRange { upto: head.seq, ..RecordRange::after(0) }).await;
+                let upto = read(&*store, &key, &RecordRange { upto: head.seq, ..RecordRange::after(0) }).await;
                 assert_eq!(upto.len() as u64, head.seq, "the head is visible, but its records are not");
                 let all = read_all(&*store, &key).await;
                 assert_eq!(all.len() % 5, 1, "the log ends in the middle of a commit");
@@ -135,7 +136,7 @@ pub async fn a_reader_sees_complete_commits(Fixture { store, .. }: Fixture) {
 }
 
 /// Creates a session and returns the result.
-async fn create(store: Arc<dyn Store>, mut log: RandomLog) -> WriterResult {
+async fn create(store: Arc<dyn Store>, mut log: SessionLog) -> WriterResult {
     let result = store.commit(&log.commit()).await;
     Some((log, result))
 }
@@ -147,7 +148,7 @@ async fn purge(store: Arc<dyn Store>, key: SessionKey) -> WriterResult {
 }
 
 /// Asserts that a created fork is complete, and that a rejected one does not exist.
-async fn assert_complete_or_refused(store: &dyn Store, fork: &RandomLog, parent: &SessionKey, result: Result<()>) {
+async fn assert_complete_or_refused(store: &dyn Store, fork: &SessionLog, parent: &SessionKey, result: Result<()>) {
     match result {
         Ok(()) => assert_eq!(read_full_log(store, &fork.key).await, fork.full_log()),
         refused => {
@@ -161,7 +162,7 @@ async fn assert_complete_or_refused(store: &dyn Store, fork: &RandomLog, parent:
 /// A fork created concurrently with the purge of its parent is either complete or rejected.
 pub async fn a_fork_and_a_purge_may_be_concurrent(Fixture { store, .. }: Fixture) {
     for round in 0..40 {
-        let mut parent = RandomLog::new(&format!("p{round}"));
+        let mut parent = SessionLog::new(&format!("p{round}"));
         parent.push_message("one").push_message("two").save(&*store).await;
         let fork = parent.fork(&format!("f{round}"), 2);
         let tasks: [WriterTask<WriterResult>; 2] =
@@ -177,7 +178,7 @@ pub async fn a_fork_and_a_purge_may_be_concurrent(Fixture { store, .. }: Fixture
 /// sessions are complete.
 pub async fn forks_of_one_parent_may_be_concurrent_with_its_purge(Fixture { store, .. }: Fixture) {
     for round in 0..8 {
-        let mut parent = RandomLog::new(&format!("p{round}"));
+        let mut parent = SessionLog::new(&format!("p{round}"));
         for n in 0..8 {
             parent.push_message(&n.to_string());
         }
@@ -213,7 +214,7 @@ pub async fn a_shared_blob_stays_while_it_is_used(Fixture { store, .. }: Fixture
         let session = |n: usize| {
             let (store, picture) = (store.clone(), picture.clone());
             async move {
-                let mut log = RandomLog::new(&format!("s{round}.{n}"));
+                let mut log = SessionLog::new(&format!("s{round}.{n}"));
                 log.save_with(&*store, &picture).await;
                 if n % 2 == 1 {
                     store.purge(&log.key).await.unwrap();
@@ -276,7 +277,7 @@ async fn random_operations(store: Arc<dyn Store>, namespaces: Vec<Namespace>, se
 
 /// Tasks that put, use, search, remove and expire the same items all finish, and none fails.
 pub async fn namespaces_do_not_deadlock(Fixture { store, .. }: Fixture) {
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     log.save(&*store).await;
     let user = |name: &str| namespace(Owner::User(User::new(name).unwrap()), "memory");
     let namespaces = vec![user("ada"), user("bob"), session_namespace(&log.key, "cache")];

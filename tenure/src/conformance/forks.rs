@@ -1,9 +1,9 @@
 //! Forks: they reference their parent's log, and stay complete when the parent is purged (D-001).
 
 use super::fixture::Fixture;
-use super::support::{RandomLog, assert_fails, blob, key, read_all, read_full_log, state, timestamp};
 use crate::store::contract::{Commit, Store};
 use crate::store::query::{OwnerFilter, SessionQuery};
+use crate::testing::records::{SessionLog, assert_fails, blob, key, read_all, read_full_log, state, timestamp};
 use crate::types::blob::Blob;
 use crate::types::entry::{Entry, SessionCreated};
 use crate::types::error::Error;
@@ -13,8 +13,8 @@ use crate::types::message::Message;
 use crate::types::status::Status;
 
 /// Stores a session with records 1 to `seq`.
-async fn parent(store: &dyn Store, id: &str, seq: u64) -> RandomLog {
-    let mut log = RandomLog::new(id);
+async fn parent(store: &dyn Store, id: &str, seq: u64) -> SessionLog {
+    let mut log = SessionLog::new(id);
     for n in 2..=seq {
         log.push_message(&format!("{id} {n}"));
     }
@@ -23,14 +23,14 @@ async fn parent(store: &dyn Store, id: &str, seq: u64) -> RandomLog {
 }
 
 /// Stores a fork with one message of its own.
-async fn fork(store: &dyn Store, of: &RandomLog, id: &str, seq: u64) -> RandomLog {
+async fn fork(store: &dyn Store, of: &SessionLog, id: &str, seq: u64) -> SessionLog {
     let mut log = of.fork(id, seq);
     log.push_message(&format!("{id} after {seq}")).save(store).await;
     log
 }
 
 /// Asserts that each session still reads as it was written.
-async fn assert_complete(store: &dyn Store, logs: &[&RandomLog]) {
+async fn assert_complete(store: &dyn Store, logs: &[&SessionLog]) {
     for log in logs {
         assert_eq!(read_full_log(store, &log.key).await, log.full_log(), "{}", log.key);
         let head = store.head(&log.key).await.unwrap().unwrap();
@@ -42,10 +42,10 @@ async fn assert_complete(store: &dyn Store, logs: &[&RandomLog]) {
 
 /// A fork whose parent does not exist in the same tenant is rejected, and leaves nothing behind.
 pub async fn a_fork_requires_its_parent(Fixture { store, .. }: Fixture) {
-    let mut elsewhere = RandomLog::begin(key("other", "p"), SessionCreated::default(), timestamp(0));
+    let mut elsewhere = SessionLog::begin(key("other", "p"), SessionCreated::default(), timestamp(0));
     elsewhere.push_message("one").save(&*store).await;
     let before = state(&*store, &[], &[]).await;
-    let orphan = RandomLog::new("p").push_message("one").fork("f", 2).commit();
+    let orphan = SessionLog::new("p").push_message("one").fork("f", 2).commit();
     assert_fails(store.commit(&orphan).await, Error::NotFound { session_id: SessionId::new("p").unwrap() });
     assert_eq!(state(&*store, &[], &[]).await, before);
 }
@@ -81,7 +81,7 @@ pub async fn the_fork_with_the_latest_fork_point_inherits(Fixture { store, .. }:
     assert_eq!(read_all(&*store, &a.key).await, a.records);
     assert_complete(&*store, &[&a, &b]).await;
 
-    let of = |log: &RandomLog| SessionQuery {
+    let of = |log: &SessionLog| SessionQuery {
         parent: Some(log.key.session.clone()),
         ..SessionQuery::new(OwnerFilter::AllTenants, 9)
     };
@@ -145,7 +145,7 @@ pub async fn a_deleted_fork_inherits_too(Fixture { store, .. }: Fixture) {
 }
 
 /// Stores a log with one blob per record, each derived from its text.
-async fn save_with_pictures(store: &dyn Store, mut log: RandomLog, upto: u64) -> RandomLog {
+async fn save_with_pictures(store: &dyn Store, mut log: SessionLog, upto: u64) -> SessionLog {
     log.save(store).await;
     while log.seq() < upto {
         let text = format!("{} {}", log.key.session, log.seq() + 1);
@@ -159,7 +159,7 @@ fn picture(text: &str) -> Blob {
 }
 
 /// The blobs that a session references.
-fn pictures(log: &RandomLog) -> Vec<Blob> {
+fn pictures(log: &SessionLog) -> Vec<Blob> {
     let records = log.full_log();
     let texts = records
         .iter()
@@ -167,7 +167,7 @@ fn pictures(log: &RandomLog) -> Vec<Blob> {
     texts.map(|text| picture(&text)).collect()
 }
 
-async fn assert_pictures(store: &dyn Store, remaining: &[&RandomLog], purged: &[&RandomLog]) {
+async fn assert_pictures(store: &dyn Store, remaining: &[&SessionLog], purged: &[&SessionLog]) {
     let expected: Vec<_> = remaining.iter().flat_map(|log| pictures(log)).collect();
     for blob in remaining.iter().chain(purged).flat_map(|log| pictures(log)) {
         let stored = store.blob(&Tenant::default(), &blob.id).await.unwrap();
@@ -178,7 +178,7 @@ async fn assert_pictures(store: &dyn Store, remaining: &[&RandomLog], purged: &[
 
 /// Blobs of inherited records stay; the others are deleted.
 pub async fn blobs_stay_with_their_records(Fixture { store, .. }: Fixture) {
-    let p = save_with_pictures(&*store, RandomLog::new("p"), 6).await;
+    let p = save_with_pictures(&*store, SessionLog::new("p"), 6).await;
     let a = save_with_pictures(&*store, p.fork("a", 3), 5).await;
     let b = save_with_pictures(&*store, p.fork("b", 5), 7).await;
     store.purge(&p.key).await.unwrap();
@@ -189,7 +189,7 @@ pub async fn blobs_stay_with_their_records(Fixture { store, .. }: Fixture) {
     assert_pictures(&*store, &[], &[&p, &a, &b]).await;
 
     // A blob used before the fork point and again after it counts from its first use.
-    let mut q = RandomLog::new("q");
+    let mut q = SessionLog::new("q");
     let repeated = blob("shown twice");
     q.save(&*store).await;
     q.push_message("once").save_with(&*store, &repeated).await;
@@ -217,7 +217,7 @@ fn permutations(items: &[usize]) -> Vec<Vec<usize>> {
 /// complete.
 pub async fn any_order_of_purges_keeps_the_rest_complete(Fixture { store, .. }: Fixture) {
     for (n, order) in permutations(&[0, 1, 2, 3]).into_iter().enumerate() {
-        let p = save_with_pictures(&*store, RandomLog::new(&format!("p{n}")), 5).await;
+        let p = save_with_pictures(&*store, SessionLog::new(&format!("p{n}")), 5).await;
         let a = save_with_pictures(&*store, p.fork(&format!("a{n}"), 3), 5).await;
         let b = save_with_pictures(&*store, p.fork(&format!("b{n}"), 4), 6).await;
         let c = save_with_pictures(&*store, a.fork(&format!("c{n}"), 5), 7).await;
@@ -264,7 +264,7 @@ pub async fn a_new_session_is_not_mistaken_for_the_purged_parent(Fixture { store
     let a = fork(&*store, &p, "a", 3).await;
     let b = fork(&*store, &p, "b", 5).await;
     store.purge(&p.key).await.unwrap();
-    let mut again = RandomLog::new("p");
+    let mut again = SessionLog::new("p");
     again.push(Entry::message(Message::system("another life"))).save(&*store).await;
     assert_complete(&*store, &[&a, &b, &again]).await;
     store.purge(&again.key).await.unwrap();

@@ -1,9 +1,9 @@
 //! Listing heads: filters, order and pagination.
 
 use super::fixture::Fixture;
-use super::support::{RandomLog, head_of, key, timestamp};
 use crate::store::contract::{Commit, Store};
 use crate::store::query::{OwnerFilter, SessionCursor, SessionOrder, SessionQuery};
+use crate::testing::records::{SessionLog, head_of, key, timestamp};
 use crate::types::digest::VisibleHash;
 use crate::types::entry::{
     Decision, Entry, LeaseClaim, ReviewDecided, ReviewOpened, RunOutcome, SessionCreated, SessionPatch,
@@ -30,7 +30,7 @@ fn assert_ids(heads: &[Head], want: &[&str]) {
 /// Creates the sessions ten seconds apart; the last one is the newest.
 async fn fill(store: &dyn Store, sessions: impl IntoIterator<Item = (&str, SessionCreated)>) {
     for (n, (id, created)) in sessions.into_iter().enumerate() {
-        RandomLog::begin(key("default", id), created, timestamp(n as i64 * 10)).save(store).await;
+        SessionLog::begin(key("default", id), created, timestamp(n as i64 * 10)).save(store).await;
     }
 }
 
@@ -54,12 +54,12 @@ fn of_user(user: &str) -> SessionCreated {
 /// order.
 pub async fn the_newest_come_first(Fixture { store, .. }: Fixture) {
     for (id, seconds) in [("a", 5), ("Z", 5), ("a-b", 5), ("a:b", 5), ("a_b", 5), ("aB", 5), ("new", 6), ("old", 4)] {
-        RandomLog::begin(key("default", id), SessionCreated::default(), timestamp(seconds)).save(&*store).await;
+        SessionLog::begin(key("default", id), SessionCreated::default(), timestamp(seconds)).save(&*store).await;
     }
     let got = store.heads(&all()).await.unwrap();
     assert_ids(&got, &["new", "a_b", "aB", "a:b", "a-b", "a", "Z", "old"]);
     // The order depends on activity, not on creation.
-    let mut log = RandomLog::begin(key("default", "z"), SessionCreated::default(), timestamp(0));
+    let mut log = SessionLog::begin(key("default", "z"), SessionCreated::default(), timestamp(0));
     log.push_at(timestamp(7), Entry::message(Message::user("hi"))).save(&*store).await;
     assert_ids(&store.heads(&SessionQuery { limit: 2, ..all() }).await.unwrap(), &["z", "new"]);
 }
@@ -69,7 +69,7 @@ pub async fn a_cursor_leads_through_all_pages(Fixture { store, .. }: Fixture) {
     for n in 0..23 {
         let created = SessionCreated { assistant: (n % 3 != 0).then(|| "x".to_owned()), ..SessionCreated::default() };
         let at = timestamp(i64::from(n) / 6);
-        RandomLog::begin(key("default", &format!("s{n}")), created, at).save(&*store).await;
+        SessionLog::begin(key("default", &format!("s{n}")), created, at).save(&*store).await;
     }
     for assistant in [None, Some("x".to_owned())] {
         let query = SessionQuery { assistant, ..all() };
@@ -120,7 +120,7 @@ pub async fn no_limit_is_too_small_or_too_large(Fixture { store, .. }: Fixture) 
 pub async fn tenants_never_mix(Fixture { store, .. }: Fixture) {
     for (n, (tenant, id)) in [("a", "s"), ("b", "s"), ("a", "t"), ("b", "u"), ("ab", "s")].into_iter().enumerate() {
         let created = SessionCreated { thread: Some("t".to_owned()), ..tagged(&["x"]) };
-        RandomLog::begin(key(tenant, id), created, timestamp(n as i64)).save(&*store).await;
+        SessionLog::begin(key(tenant, id), created, timestamp(n as i64)).save(&*store).await;
     }
     let of = |tenant: &str| OwnerFilter::Tenant(Tenant::new(tenant).unwrap());
     for (tenant, want) in [("a", &["t", "s"][..]), ("b", &["u", "s"]), ("ab", &["s"]), ("c", &[])] {
@@ -141,7 +141,7 @@ pub async fn tenants_never_mix(Fixture { store, .. }: Fixture) {
 pub async fn users_see_their_own(Fixture { store, .. }: Fixture) {
     let users = [("s1", "Ada"), ("s2", "ada"), ("s3", "Ada"), ("s4", "Ädä 'x' %")];
     fill(&*store, users.map(|(id, user)| (id, of_user(user)))).await;
-    RandomLog::begin(key("other", "s1"), of_user("Ada"), timestamp(0)).save(&*store).await;
+    SessionLog::begin(key("other", "s1"), of_user("Ada"), timestamp(0)).save(&*store).await;
     for (tenant, user, want) in [
         ("default", "Ada", &["s3", "s1"][..]),
         ("default", "ada", &["s2"]),
@@ -181,7 +181,7 @@ pub async fn assistants_and_threads_are_found(Fixture { store, .. }: Fixture) {
 pub async fn statuses_are_found(Fixture { store, .. }: Fixture) {
     let statuses = [Status::Active, Status::Paused, Status::Expired, Status::Deleted];
     for to in statuses {
-        let mut log = RandomLog::new(to.as_str());
+        let mut log = SessionLog::new(to.as_str());
         log.push(Entry::Status { to, reason: None }).save(&*store).await;
     }
     let with = |status: &[Status]| SessionQuery { status: status.to_vec(), ..all() };
@@ -201,7 +201,7 @@ pub async fn sessions_are_counted_by_their_status(Fixture { store, .. }: Fixture
     for (n, to) in statuses.into_iter().enumerate() {
         for i in 0..=n {
             let tenant = if i == 0 { "default" } else { "other" };
-            let mut log = RandomLog::begin(key(tenant, &format!("{to}-{i}")), SessionCreated::default(), timestamp(0));
+            let mut log = SessionLog::begin(key(tenant, &format!("{to}-{i}")), SessionCreated::default(), timestamp(0));
             log.push(Entry::Status { to, reason: None }).save(&*store).await;
             logs.push(log);
         }
@@ -366,7 +366,7 @@ pub async fn titles_are_found_whatever_their_case(Fixture { store, .. }: Fixture
 
 /// The forks of a session are found by their parent.
 pub async fn forks_are_found_by_their_parent(Fixture { store, .. }: Fixture) {
-    let mut parent = RandomLog::new("p");
+    let mut parent = SessionLog::new("p");
     parent.push_message("one").push_message("two").save(&*store).await;
     let (mut first, mut second) = (parent.fork("f1", 2), parent.fork("f2", 3));
     first.save(&*store).await;
@@ -381,7 +381,7 @@ pub async fn forks_are_found_by_their_parent(Fixture { store, .. }: Fixture) {
 /// A conversation is found by its hash among many, and only within its user.
 pub async fn conversations_are_found_by_their_hash(Fixture { store, .. }: Fixture) {
     let conversation = |key: SessionKey, user: &str, texts: &[&str], at| {
-        let mut log = RandomLog::begin(key, of_user(user), timestamp(at));
+        let mut log = SessionLog::begin(key, of_user(user), timestamp(at));
         for text in texts {
             log.push_message(text);
         }
@@ -397,7 +397,7 @@ pub async fn conversations_are_found_by_their_hash(Fixture { store, .. }: Fixtur
     for log in &mut logs {
         log.save(&*store).await;
     }
-    let hash = |log: &RandomLog| head_of(&log.key, &log.records).digest.hash;
+    let hash = |log: &SessionLog| head_of(&log.key, &log.records).digest.hash;
     let ada = OwnerFilter::User(Tenant::default(), User::new("ada").unwrap());
     let with = |hashes| SessionQuery { hashes, ..SessionQuery::new(ada.clone(), 9) };
     assert_ids(&store.heads(&with(vec![hash(&logs[1])])).await.unwrap(), &["e", "b"]);
@@ -416,7 +416,7 @@ pub async fn sessions_are_found_by_their_last_turn(Fixture { store, .. }: Fixtur
     };
     let ada = OwnerFilter::User(Tenant::default(), User::new("ada").unwrap());
     let with = |matches| SessionQuery { matches, ..SessionQuery::new(ada.clone(), 9) };
-    let mut log = RandomLog::begin(key("default", "s"), of_user("ada"), timestamp(0));
+    let mut log = SessionLog::begin(key("default", "s"), of_user("ada"), timestamp(0));
     log.push(Entry::message(Message::user("one"))).push(Entry::message(Message::assistant("1"))).save(&*store).await;
     let first = log.head().digest.match_keys();
     assert_eq!(first.len(), 1);
@@ -429,7 +429,7 @@ pub async fn sessions_are_found_by_their_last_turn(Fixture { store, .. }: Fixtur
     }
     let own_calls: Vec<_> = second.into_iter().filter(|key| !first.contains(key)).collect();
     // The same tool calls in a different user's session match only that session.
-    let mut other = RandomLog::begin(key("default", "t"), of_user("bob"), timestamp(0));
+    let mut other = SessionLog::begin(key("default", "t"), of_user("bob"), timestamp(0));
     other.push(Entry::message(Message::user("two"))).push(Entry::message(call("c1"))).save(&*store).await;
     assert_ids(&store.heads(&with(own_calls.clone())).await.unwrap(), &["s"]);
     log.push(Entry::message(Message::tool("c1", "r")))
@@ -451,7 +451,7 @@ pub async fn the_first_due_come_first(Fixture { store, .. }: Fixture) {
     for (id, tenant, due) in
         [("a", "x", Some(30)), ("b", "y", Some(10)), ("c", "x", None), ("d", "y", Some(20)), ("e", "x", Some(40))]
     {
-        let mut commit = RandomLog::begin(key(tenant, id), SessionCreated::default(), timestamp(0)).commit();
+        let mut commit = SessionLog::begin(key(tenant, id), SessionCreated::default(), timestamp(0)).commit();
         commit.head.due_at = due.map(timestamp);
         store.commit(&commit).await.unwrap();
     }
@@ -484,7 +484,7 @@ pub async fn the_first_due_come_first(Fixture { store, .. }: Fixture) {
 pub async fn leases_that_ended_are_found(Fixture { store, .. }: Fixture) {
     let run = RunId::new("r").unwrap();
     for (id, tenant, until) in [("a", "x", Some(30)), ("b", "y", Some(10)), ("c", "x", None)] {
-        let mut log = RandomLog::begin(key(tenant, id), SessionCreated::default(), timestamp(0));
+        let mut log = SessionLog::begin(key(tenant, id), SessionCreated::default(), timestamp(0));
         log.push(Entry::RunStarted { run: run.clone(), claim: None, detail: Map::new() });
         if let Some(until) = until.map(timestamp) {
             log.push(Entry::RunClaimed { run: run.clone(), claim: LeaseClaim { node: "n".to_owned(), until } });
@@ -510,7 +510,7 @@ pub async fn leases_are_found_by_their_current_end(Fixture { store, .. }: Fixtur
     };
     let mut logs = Vec::new();
     for id in ["a", "b", "c"] {
-        let mut log = RandomLog::new(id);
+        let mut log = SessionLog::new(id);
         let claim = Some(LeaseClaim { node: "n".to_owned(), until: timestamp(10) });
         log.push(Entry::RunStarted { run: run.clone(), claim, detail: Map::new() }).save(&*store).await;
         logs.push(log);
@@ -544,7 +544,7 @@ fn review_request(session: &str, seq: u64, queue: Option<&str>) -> Entry {
 /// reviews.
 pub async fn sessions_are_found_by_their_reviews(Fixture { store, .. }: Fixture) {
     let long = "q".repeat(3000);
-    let mut logs: Vec<RandomLog> = ["a", "b", "c", "d", "e"].into_iter().map(RandomLog::new).collect();
+    let mut logs: Vec<SessionLog> = ["a", "b", "c", "d", "e"].into_iter().map(SessionLog::new).collect();
     for (n, id, queue) in [(0, "a", None), (1, "b", Some("money")), (2, "c", Some("Money")), (3, "d", Some(&*long))] {
         logs[n].push(review_request(id, 2, queue));
     }
@@ -646,7 +646,7 @@ pub async fn a_changed_head_is_found_by_its_current_state(Fixture { store, .. }:
         tags: vec!["old".to_owned()],
         ..with_metadata(json!({"n": 1}))
     };
-    let mut log = RandomLog::begin(key("default", "s"), created, timestamp(0));
+    let mut log = SessionLog::begin(key("default", "s"), created, timestamp(0));
     log.save(&*store).await;
     let change = serde_json::from_value(json!({"title": "after", "tags": ["new"], "metadata": {"n": 2}})).unwrap();
     log.push(Entry::info(change))

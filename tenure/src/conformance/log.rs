@@ -1,12 +1,12 @@
 //! Commits and the log: every acknowledged commit reads back exactly, and nothing else does.
 
 use super::fixture::Fixture;
-use super::support::{
-    RandomLog, assert_fails, blob, item, key, namespace, read, read_all, session_namespace, state, timestamp,
-};
 use crate::store::contract::{Commit, HeadCheck, MAX_PAGE_BYTES};
 use crate::store::item::Owner;
 use crate::store::query::{ReadDirection, RecordRange};
+use crate::testing::records::{
+    SessionLog, assert_fails, blob, item, key, namespace, read, read_all, session_namespace, state, timestamp,
+};
 use crate::types::decision_chain::DecisionHash;
 use crate::types::entry::{
     CheckpointEntry, Decision, Entry, LeaseClaim, MessageEntry, Origin, Patch, Record, ReviewDecided, ReviewOpened,
@@ -30,7 +30,7 @@ pub(super) fn every_kind() -> Vec<Entry> {
     let run = RunId::new("run-1").unwrap();
     let until = timestamp(99);
     let review = ReviewId::new("rev_1_s:1").unwrap();
-    let digest = RandomLog::new("x").push_message("one").head().digest;
+    let digest = SessionLog::new("x").push_message("one").head().digest;
     let text = Patch::Set("Ein schöner \"Titel\"".to_owned());
     let tags = Patch::Set(vec!["a".to_owned(), "b\0c".to_owned()]);
     let metadata = map(json!({"a": {"b": null}, "c": [1, 2.5, "x"], "d": null}));
@@ -106,7 +106,7 @@ pub(super) fn every_kind() -> Vec<Entry> {
 }
 
 /// A session with every kind of entry.
-pub(super) fn rich(id: &str) -> RandomLog {
+pub(super) fn rich(id: &str) -> SessionLog {
     let created = SessionCreated {
         user: User::new("Ada \"L\" Ü").unwrap(),
         assistant: Some("it's".to_owned()),
@@ -120,7 +120,7 @@ pub(super) fn rich(id: &str) -> RandomLog {
         decisions: None,
         origin: Some(Origin { export: "ab".repeat(32), at: timestamp(7), upto: 2 }),
     };
-    let mut log = RandomLog::begin(key("default", id), created, timestamp(0));
+    let mut log = SessionLog::begin(key("default", id), created, timestamp(0));
     for entry in every_kind() {
         log.push(entry);
     }
@@ -129,7 +129,7 @@ pub(super) fn rich(id: &str) -> RandomLog {
 
 /// A created session has the head and the records it was created with.
 pub async fn a_created_session_reads_back(Fixture { store, .. }: Fixture) {
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     log.push_message("one").push_message("two").save(&*store).await;
     assert_eq!(store.head(&log.key).await.unwrap(), Some(log.head()));
     assert_eq!(read_all(&*store, &log.key).await, log.records);
@@ -141,7 +141,7 @@ pub async fn a_created_session_reads_back(Fixture { store, .. }: Fixture) {
 /// The non-blocking head check returns the current head after each commit and after a purge, if the
 /// store supports it.
 pub async fn a_head_check_returns_the_current_head(Fixture { store, .. }: Fixture) {
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     for n in 0..50 {
         log.push_message(&n.to_string()).save(&*store).await;
         for _ in 0..2 {
@@ -178,7 +178,7 @@ pub async fn times_are_stored_to_the_microsecond(Fixture { store, .. }: Fixture)
         times.into_iter().chain(["1970-01-01T00:00:00.000001Z", "0001-01-01T00:00:00Z", "9999-12-30T12:00:00.123456Z"]);
     for (n, time) in times.clone().enumerate() {
         let at: Timestamp = time.parse().unwrap();
-        let mut log = RandomLog::begin(key("default", &format!("s{n}")), SessionCreated::default(), at);
+        let mut log = SessionLog::begin(key("default", &format!("s{n}")), SessionCreated::default(), at);
         for other in times.clone() {
             log.push_at(other.parse().unwrap(), Entry::message(Message::user(other)));
         }
@@ -202,7 +202,7 @@ pub async fn messages_are_stored_byte_for_byte(Fixture { store, .. }: Fixture) {
         r#"{"role":"user","content":"twice","role2":1,"x":1,"x":2}"#,
         "{\"role\":\"user\",\"content\":\"\u{7f}\u{85}\u{a0}\u{200b}\u{feff}\u{fffd}\u{10ffff}\"}",
     ];
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     for text in texts {
         // Invalid messages never reach the store.
         if let Ok(message) = Message::parse(text) {
@@ -217,7 +217,7 @@ pub async fn messages_are_stored_byte_for_byte(Fixture { store, .. }: Fixture) {
 
 /// Messages of a megabyte, and messages larger than a page, are stored.
 pub async fn large_messages_are_stored(Fixture { store, .. }: Fixture) {
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     log.push_message(&"ä\\\"".repeat(1 << 18))
         .push_message("small")
         .push_message(&"y".repeat(MAX_PAGE_BYTES + 1))
@@ -229,17 +229,17 @@ pub async fn large_messages_are_stored(Fixture { store, .. }: Fixture) {
 
 /// Creating an existing session fails and changes nothing.
 pub async fn an_existing_session_is_not_created_again(Fixture { store, .. }: Fixture) {
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     log.push_message("one").save(&*store).await;
     let before = state(&*store, &[], &[]).await;
-    let duplicate = RandomLog::new("s").push_message("other").commit();
+    let duplicate = SessionLog::new("s").push_message("other").commit();
     assert_fails(store.commit(&duplicate).await, Error::Exists { session_id: log.key.session.clone() });
     assert_eq!(state(&*store, &[], &[]).await, before);
 }
 
 /// A commit whose base is not the end of the log is rejected and changes nothing.
 pub async fn a_stale_base_is_refused(Fixture { store, .. }: Fixture) {
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     log.push_message("one").push_message("two").save(&*store).await;
     let before = state(&*store, &[], &[]).await;
     for base in [0, 1, 2, 4, 1 << 40] {
@@ -268,7 +268,7 @@ pub async fn a_store_that_went_back_in_time(Fixture { store, .. }: Fixture) {
         ("info", title("lost"), title("other")),
     ];
     for (id, lost, other) in variants {
-        let mut stored = RandomLog::new(id);
+        let mut stored = SessionLog::new(id);
         stored.push_message("one").save(&*store).await;
         let mut writer = stored.clone();
         // Same times and same last record: only the earlier records distinguish the two logs.
@@ -289,7 +289,7 @@ pub async fn a_store_that_went_back_in_time(Fixture { store, .. }: Fixture) {
 
 /// Appending to a missing session fails.
 pub async fn an_append_to_an_unknown_session_is_refused(Fixture { store, .. }: Fixture) {
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     log.commit();
     let next = log.push_message("one").commit();
     assert_fails(store.commit(&next).await, Error::NotFound { session_id: log.key.session.clone() });
@@ -301,7 +301,7 @@ pub async fn an_append_to_an_unknown_session_is_refused(Fixture { store, .. }: F
 /// Items and blobs are visible together with the records of their commit, also in the commit that
 /// creates the session.
 pub async fn a_commit_stores_its_items_and_blobs(Fixture { store, .. }: Fixture) {
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     let (cache, notes) = (session_namespace(&log.key, "cache"), session_namespace(&log.key, "notes"));
     let (one, two, three) = (item("k", 1), item("l", 2), item("k", 3));
     let picture = blob("a picture");
@@ -321,22 +321,22 @@ pub async fn a_commit_stores_its_items_and_blobs(Fixture { store, .. }: Fixture)
 
 /// A commit is atomic: if it is rejected, its items and blobs are not stored either.
 pub async fn a_refused_commit_stores_nothing(Fixture { store, .. }: Fixture) {
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     log.push_message("one").save(&*store).await;
     let namespaces = [session_namespace(&log.key, "cache"), session_namespace(&key("default", "t"), "cache")];
     let pictures = [blob("a picture")];
     let before = state(&*store, &namespaces, &pictures).await;
     let with = |commit| Commit { items: vec![("cache".to_owned(), item("k", 1))], blobs: pictures.to_vec(), ..commit };
 
-    let exists = with(RandomLog::new("s").commit());
+    let exists = with(SessionLog::new("s").commit());
     assert_eq!(store.commit(&exists).await.unwrap_err().code(), "exists");
     let mut stale = log.clone();
     stale.push_message("two").save(&*store).await;
     let conflict = with(log.push_message("three").commit());
     assert_eq!(store.commit(&conflict).await.unwrap_err().code(), "conflict");
-    let orphan = with(RandomLog::new("gone").push_message("x").fork("t", 2).commit());
+    let orphan = with(SessionLog::new("gone").push_message("x").fork("t", 2).commit());
     assert_eq!(store.commit(&orphan).await.unwrap_err().code(), "not_found");
-    let invalid = with(Commit { records: Vec::new(), ..RandomLog::new("t").commit() });
+    let invalid = with(Commit { records: Vec::new(), ..SessionLog::new("t").commit() });
     assert_eq!(store.commit(&invalid).await.unwrap_err().code(), "invalid");
 
     let after = state(&*store, &namespaces, &pictures).await;
@@ -346,11 +346,11 @@ pub async fn a_refused_commit_stores_nothing(Fixture { store, .. }: Fixture) {
 
 /// Records with a gap, a duplicate, a wrong start or a wrong end are rejected and change nothing.
 pub async fn invalid_commits_are_refused(Fixture { store, .. }: Fixture) {
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     log.push_message("one").save(&*store).await;
     let before = state(&*store, &[], &[]).await;
     let next = log.clone().push_message("two").push_message("three").push_message("four").commit();
-    let create = RandomLog::new("t").push_message("one").push_message("two").commit();
+    let create = SessionLog::new("t").push_message("one").push_message("two").commit();
     let mut invalid = Vec::new();
     for commit in [&next, &create] {
         let mut with = |change: &dyn Fn(&mut Commit)| {
@@ -378,7 +378,7 @@ pub async fn invalid_commits_are_refused(Fixture { store, .. }: Fixture) {
 
 /// A commit without records changes only the head.
 pub async fn the_head_can_change_alone(Fixture { store, .. }: Fixture) {
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     let run = RunId::new("r").unwrap();
     log.push(Entry::RunStarted { run: run.clone(), claim: None, detail: Map::new() });
     log.push(Entry::RunClaimed { run, claim: LeaseClaim { node: "n".to_owned(), until: timestamp(60) } })
@@ -396,7 +396,7 @@ pub async fn the_head_can_change_alone(Fixture { store, .. }: Fixture) {
 
 /// Records can be read in any range, in either direction, with any limit.
 pub async fn records_are_read_in_ranges(Fixture { store, .. }: Fixture) {
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     for n in 2..=6 {
         log.push_message(&n.to_string()).save(&*store).await;
     }
@@ -417,7 +417,7 @@ pub async fn records_are_read_in_ranges(Fixture { store, .. }: Fixture) {
 /// A long log is read in pages of bounded size, in either direction, without duplicates or gaps.
 pub async fn long_logs_come_in_pages(Fixture { store, .. }: Fixture) {
     const LARGE: usize = 700 << 10;
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     for n in 0..4 {
         for m in 0..6 {
             log.push_message(&format!("{n}.{m} {}", "x".repeat(LARGE)));
@@ -439,7 +439,7 @@ pub async fn long_logs_come_in_pages(Fixture { store, .. }: Fixture) {
 
 /// The end of a long log can be read without reading the records before it.
 pub async fn the_tail_of_a_long_log_is_read_alone(Fixture { store, .. }: Fixture) {
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     for n in 2..=5000 {
         log.push_message(&n.to_string());
         if n % 1000 == 0 {
@@ -457,7 +457,7 @@ pub async fn the_tail_of_a_long_log_is_read_alone(Fixture { store, .. }: Fixture
 
 /// A missing session has no head, records or items; reading it is not an error.
 pub async fn an_unknown_session_is_empty(Fixture { store, .. }: Fixture) {
-    RandomLog::new("other").push_message("one").save(&*store).await;
+    SessionLog::new("other").push_message("one").save(&*store).await;
     let missing = key("default", "s");
     assert_eq!(store.head(&missing).await.unwrap(), None);
     assert_eq!(store.records(&missing, &RecordRange::after(0)).await.unwrap(), []);
@@ -471,7 +471,8 @@ pub async fn an_unknown_session_is_empty(Fixture { store, .. }: Fixture) {
 
 /// Ids are scoped by tenant: one id in two tenants is two sessions.
 pub async fn tenants_have_logs_of_their_own(Fixture { store, .. }: Fixture) {
-    let mut logs = ["a", "b"].map(|tenant| RandomLog::begin(key(tenant, "s"), SessionCreated::default(), timestamp(0)));
+    let mut logs =
+        ["a", "b"].map(|tenant| SessionLog::begin(key(tenant, "s"), SessionCreated::default(), timestamp(0)));
     for (n, log) in logs.iter_mut().enumerate() {
         log.push_message(if n == 0 { "first" } else { "second" }).save(&*store).await;
     }

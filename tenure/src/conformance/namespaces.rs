@@ -1,9 +1,9 @@
 //! Namespaces of key-value items: eviction, last use, expiry and ownership.
 
 use super::fixture::Fixture;
-use super::support::{RandomLog, assert_fails, item, key, namespace, session_namespace, state, timestamp};
 use crate::store::contract::Store;
 use crate::store::item::{Item, Namespace, Owner};
+use crate::testing::records::{SessionLog, assert_fails, item, key, namespace, session_namespace, state, timestamp};
 use crate::types::error::Error;
 use crate::types::id::{SessionId, Tenant, User};
 
@@ -178,7 +178,7 @@ pub async fn an_item_is_removed_once(Fixture { store, .. }: Fixture) {
 
 /// Expired items are removed in every namespace of every owner; others stay.
 pub async fn expired_items_are_removed(Fixture { store, .. }: Fixture) {
-    let mut log = RandomLog::begin(key("other", "s"), Default::default(), timestamp(0));
+    let mut log = SessionLog::begin(key("other", "s"), Default::default(), timestamp(0));
     log.save(&*store).await;
     let namespaces = [
         cache(),
@@ -217,7 +217,7 @@ pub async fn expiry_has_a_limit(Fixture { store, .. }: Fixture) {
 pub async fn namespaces_are_separate(Fixture { store, .. }: Fixture) {
     let ids = ["a", "tenant"].map(|id| SessionId::new(id).unwrap());
     for id in &ids {
-        RandomLog::new(id.as_str()).save(&*store).await;
+        SessionLog::new(id.as_str()).save(&*store).await;
     }
     let group = |name: &str| Owner::Group(name.to_owned());
     let owners =
@@ -244,21 +244,21 @@ pub async fn namespaces_are_separate(Fixture { store, .. }: Fixture) {
 
 /// An item cannot be put into a namespace of a missing session.
 pub async fn a_namespace_requires_its_session(Fixture { store, .. }: Fixture) {
-    let mut log = RandomLog::begin(key("other", "s"), Default::default(), timestamp(0));
+    let mut log = SessionLog::begin(key("other", "s"), Default::default(), timestamp(0));
     log.save(&*store).await;
     let of_missing_session = session_namespace(&key("default", "s"), "cache");
     let refused = store.put(&of_missing_session, &item("k", 1), Some(9)).await;
     assert_fails(refused, Error::NotFound { session_id: log.key.session.clone() });
     assert_eq!(store.items(&of_missing_session, None, 9).await.unwrap(), []);
     // Once the session exists, its namespace is empty.
-    RandomLog::new("s").save(&*store).await;
+    SessionLog::new("s").save(&*store).await;
     assert_eq!(store.items(&of_missing_session, None, 9).await.unwrap(), []);
     store.put(&of_missing_session, &item("k", 1), Some(9)).await.unwrap();
 }
 
 /// All namespaces of one owner are deleted, and nothing else is.
 pub async fn only_namespaces_of_the_owner_are_deleted(Fixture { store, .. }: Fixture) {
-    let mut log = RandomLog::new("ada");
+    let mut log = SessionLog::new("ada");
     log.push_message("one").save(&*store).await;
     let ada = [namespace(user("ada"), "cache"), namespace(user("ada"), "memory")];
     let other_namespaces = [

@@ -1,9 +1,10 @@
 //! Bounded lists: the pages of a scan with bounded work add up to the unbounded list.
 
 use super::fixture::Fixture;
-use super::support::{RandomLog, Rng, key, timestamp};
 use crate::store::contract::Store;
 use crate::store::query::{HeadPage, OwnerFilter, SessionCursor, SessionQuery};
+use crate::testing::records::{SessionLog, key, timestamp};
+use crate::testing::rng::Rng;
 use crate::types::entry::{Entry, Patch, SessionCreated, SessionPatch};
 use crate::types::head::Head;
 use crate::types::id::{Tenant, User};
@@ -24,7 +25,7 @@ async fn fill(store: &dyn Store) {
         created.thread = (n % 6 == 0).then(|| "thread".to_owned());
         created.assistant = (n % 4 == 0).then(|| "helper".to_owned());
         let mut log =
-            RandomLog::begin(key(["a", "b"][usize::from(n % 10 == 9)], &format!("s{n}")), created, timestamp(n / 4));
+            SessionLog::begin(key(["a", "b"][usize::from(n % 10 == 9)], &format!("s{n}")), created, timestamp(n / 4));
         if n % 3 == 0 {
             log.push_at(timestamp(n / 4), Entry::Status { to: Status::Deleted, reason: None });
         }
@@ -100,8 +101,11 @@ pub async fn a_page_ends_at_its_scan_bound(Fixture { store, .. }: Fixture) {
 
 /// A session is found by its current labels only, and by none after a purge.
 pub async fn labels_follow_their_session(Fixture { store, .. }: Fixture) {
-    let mut log =
-        RandomLog::begin(key("a", "s"), SessionCreated { tags: tag("old"), ..SessionCreated::default() }, timestamp(0));
+    let mut log = SessionLog::begin(
+        key("a", "s"),
+        SessionCreated { tags: tag("old"), ..SessionCreated::default() },
+        timestamp(0),
+    );
     log.save(&*store).await;
     let count = async |name: &str| {
         let query =

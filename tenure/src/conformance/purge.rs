@@ -1,15 +1,15 @@
 //! Purge: the session is destroyed completely, and nothing else is.
 
 use super::fixture::Fixture;
-use super::support::{RandomLog, blob, item, key, read_all, session_namespace, state, timestamp};
 use crate::store::contract::{Commit, Store};
 use crate::store::item::Item;
 use crate::store::query::{OwnerFilter, SessionQuery};
+use crate::testing::records::{SessionLog, blob, item, key, read_all, session_namespace, state, timestamp};
 use crate::types::entry::SessionCreated;
 use crate::types::id::Tenant;
 
 /// Stores a session with records, an item and a blob.
-async fn save_full_session(store: &dyn Store, log: &mut RandomLog) {
+async fn save_full_session(store: &dyn Store, log: &mut SessionLog) {
     let remembered = Item { text: Some("remembered".to_owned()), ..item("k", 1) };
     let items = vec![("memory".to_owned(), remembered)];
     let blobs = vec![blob("a picture")];
@@ -19,7 +19,7 @@ async fn save_full_session(store: &dyn Store, log: &mut RandomLog) {
 
 /// A purge deletes the head, records, items and blobs of a session.
 pub async fn everything_of_a_session_is_purged(Fixture { store, .. }: Fixture) {
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     save_full_session(&*store, &mut log).await;
     store.purge(&log.key).await.unwrap();
     assert_eq!(store.head(&log.key).await.unwrap(), None);
@@ -36,9 +36,9 @@ pub async fn everything_of_a_session_is_purged(Fixture { store, .. }: Fixture) {
 
 /// A purge is idempotent: purging a missing session succeeds and changes nothing.
 pub async fn a_purge_can_be_repeated(Fixture { store, .. }: Fixture) {
-    let mut other = RandomLog::new("other");
+    let mut other = SessionLog::new("other");
     save_full_session(&*store, &mut other).await;
-    RandomLog::new("s").save(&*store).await;
+    SessionLog::new("s").save(&*store).await;
     let namespaces = [session_namespace(&other.key, "memory")];
     for _ in 0..3 {
         store.purge(&key("default", "s")).await.unwrap();
@@ -52,8 +52,8 @@ pub async fn a_purge_can_be_repeated(Fixture { store, .. }: Fixture) {
 /// Other sessions are unaffected, including one with the same id in a different tenant.
 pub async fn other_sessions_stay(Fixture { store, .. }: Fixture) {
     let mut logs =
-        ["a", "default"].map(|tenant| RandomLog::begin(key(tenant, "s"), SessionCreated::default(), timestamp(0)));
-    let mut neighbour = RandomLog::new("s2");
+        ["a", "default"].map(|tenant| SessionLog::begin(key(tenant, "s"), SessionCreated::default(), timestamp(0)));
+    let mut neighbour = SessionLog::new("s2");
     for log in logs.iter_mut().chain([&mut neighbour]) {
         save_full_session(&*store, log).await;
     }
@@ -68,9 +68,9 @@ pub async fn other_sessions_stay(Fixture { store, .. }: Fixture) {
 
 /// A purged id can be reused, without any data of its former session.
 pub async fn an_id_can_be_used_again(Fixture { store, .. }: Fixture) {
-    save_full_session(&*store, &mut RandomLog::new("s")).await;
+    save_full_session(&*store, &mut SessionLog::new("s")).await;
     store.purge(&key("default", "s")).await.unwrap();
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     log.push_message("new").save(&*store).await;
     assert_eq!(store.head(&log.key).await.unwrap(), Some(log.head()));
     assert_eq!(read_all(&*store, &log.key).await, log.records);
@@ -80,7 +80,7 @@ pub async fn an_id_can_be_used_again(Fixture { store, .. }: Fixture) {
 /// A conditional purge is rejected once the session has another record, or a new session uses its
 /// id.
 pub async fn a_conditional_purge_checks_its_condition(Fixture { store, .. }: Fixture) {
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     save_full_session(&*store, &mut log).await;
     let created_at = log.head().info.created_at;
     let seq = log.seq();

@@ -2,12 +2,13 @@
 //! failure message.
 
 use super::fixture::Fixture;
-use super::support::{
-    RandomLog, Rng, append_message, head_of, item, key, namespace, read_all, read_full_log, timestamp,
-};
 use crate::store::contract::Store;
 use crate::store::item::{Item, Owner};
 use crate::store::query::{OwnerFilter, SessionCursor, SessionOrder, SessionQuery};
+use crate::testing::records::{
+    SessionLog, append_message, head_of, item, key, namespace, read_all, read_full_log, timestamp,
+};
+use crate::testing::rng::Rng;
 use crate::types::digest::VisibleHash;
 use crate::types::entry::{Entry, LeaseClaim, ReviewOpened, SessionCreated, SessionPatch};
 use crate::types::head::{Head, ReviewIndexLabel};
@@ -50,7 +51,7 @@ fn created(rng: &mut Rng) -> SessionCreated {
 }
 
 /// Appends a random entry.
-fn push_random_entry(rng: &mut Rng, log: &mut RandomLog) {
+fn push_random_entry(rng: &mut Rng, log: &mut SessionLog) {
     let run = RunId::new("r").unwrap();
     match rng.below(6) {
         5 => {
@@ -83,13 +84,13 @@ fn push_random_entry(rng: &mut Rng, log: &mut RandomLog) {
 
 /// Stores sessions of two tenants, changes some and purges some. Returns the remaining heads.
 async fn fill(store: &dyn Store, rng: &mut Rng) -> Vec<Head> {
-    let mut logs = Vec::<RandomLog>::new();
+    let mut logs = Vec::<SessionLog>::new();
     let mut heads = Vec::new();
     for n in 0..200 {
         // Both tenants use the same ids. Many sessions are active at the same time, but no two with
         // the same id are.
         let key = key(TENANTS[n % 2], &format!("s{}", n / 2));
-        let mut log = RandomLog::begin(key, created(rng), timestamp((rng.below(10) * 2 + n % 2) as i64));
+        let mut log = SessionLog::begin(key, created(rng), timestamp((rng.below(10) * 2 + n % 2) as i64));
         if n >= 20 && rng.once_in(5) {
             let parent = &logs[rng.below(10) * 2 + n % 2];
             let Entry::Created(fork) = parent.fork("f", 1).records.remove(0).entry else { continue };
@@ -254,7 +255,7 @@ pub async fn any_tree_survives_any_purge(Fixture { store, .. }: Fixture) {
     for seed in SEED..SEED + 12 {
         println!("seed {seed}");
         let mut rng = Rng::new(seed);
-        let mut logs = Vec::<RandomLog>::new();
+        let mut logs = Vec::<SessionLog>::new();
         let mut created = 0;
         for step in 0..30 {
             let index = rng.below(logs.len().max(1));
@@ -266,7 +267,7 @@ pub async fn any_tree_survives_any_purge(Fixture { store, .. }: Fixture) {
                         Some(parent) if !rng.once_in(6) => {
                             parent.fork(&id, 1 + rng.below(parent.seq() as usize) as u64)
                         }
-                        _ => RandomLog::new(&id),
+                        _ => SessionLog::new(&id),
                     };
                     for n in 0..rng.below(3) {
                         log.push_message(&format!("{id} {n}"));
@@ -288,7 +289,7 @@ pub async fn any_tree_survives_any_purge(Fixture { store, .. }: Fixture) {
     }
 }
 
-async fn assert_same(store: &dyn Store, log: &RandomLog, context: &str) {
+async fn assert_same(store: &dyn Store, log: &SessionLog, context: &str) {
     let full_log = log.full_log();
     assert_eq!(read_full_log(store, &log.key).await, full_log, "{context}");
     let head = store.head(&log.key).await.unwrap().unwrap();

@@ -3,12 +3,13 @@
 
 use super::fixture::Fixture;
 use super::log::rich;
-use super::support::{
-    RandomLog, Rng, assert_fails, blob, item, key, namespace, read_full_log, session_namespace, state, timestamp,
-};
 use crate::store::contract::Commit;
 use crate::store::item::{Item, Namespace, Owner};
 use crate::store::query::{OwnerFilter, SessionQuery};
+use crate::testing::records::{
+    SessionLog, assert_fails, blob, item, key, namespace, read_full_log, session_namespace, state, timestamp,
+};
+use crate::testing::rng::Rng;
 use crate::types::entry::SessionCreated;
 use crate::types::error::Error;
 use crate::types::id::{SessionId, Tenant, User};
@@ -19,13 +20,13 @@ pub async fn everything_is_restored(fixture: Fixture) {
     let blobs = [blob(Rng::new(3).bytes(100_000)), blob("gone")];
     let mut logs = [
         rich("rich"),
-        RandomLog::new("plain"),
-        RandomLog::begin(key("other", "rich"), SessionCreated::default(), timestamp(5)),
+        SessionLog::new("plain"),
+        SessionLog::begin(key("other", "rich"), SessionCreated::default(), timestamp(5)),
     ];
     for log in &mut logs {
         log.save_with(store, &blobs[0]).await;
     }
-    let mut purged = RandomLog::new("purged");
+    let mut purged = SessionLog::new("purged");
     purged.save_with(store, &blobs[1]).await;
     store.purge(&purged.key).await.unwrap();
     let mut due = logs[1].head();
@@ -64,7 +65,7 @@ pub async fn everything_is_restored(fixture: Fixture) {
 pub async fn inheriting_forks_are_restored(fixture: Fixture) {
     let store = &*fixture.store;
     let blobs = [blob("inherited")];
-    let mut p = RandomLog::new("p");
+    let mut p = SessionLog::new("p");
     p.push_message("one").save_with(store, &blobs[0]).await;
     p.push_message("two").push_message("three").save(store).await;
     let (mut a, mut b) = (p.fork("a", 3), p.fork("b", 4));
@@ -92,7 +93,7 @@ pub async fn inheriting_forks_are_restored(fixture: Fixture) {
 
 /// After a reopen, the same commits are accepted and rejected as before.
 pub async fn commits_continue_after_a_reopen(fixture: Fixture) {
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     let picture = blob("a picture");
     log.push_message("one").save_with(&*fixture.store, &picture).await;
     let cache = session_namespace(&log.key, "cache");
@@ -102,7 +103,7 @@ pub async fn commits_continue_after_a_reopen(fixture: Fixture) {
     let Some(fixture) = fixture.reopen().await else { return };
     let store = &*fixture.store;
     let session_id = SessionId::new("s").unwrap();
-    assert_fails(store.commit(&RandomLog::new("s").commit()).await, Error::Exists { session_id: session_id.clone() });
+    assert_fails(store.commit(&SessionLog::new("s").commit()).await, Error::Exists { session_id: session_id.clone() });
     let stale = log.clone().push_message("two").commit();
     log.push_message("two").save(store).await;
     assert_fails(store.commit(&stale).await, Error::Conflict { session_id, expected: 2 });

@@ -1,9 +1,9 @@
 //! Full-text search over the items of a namespace.
 
 use super::fixture::Fixture;
-use super::support::{RandomLog, item, namespace, session_namespace, timestamp};
 use crate::store::contract::Store;
 use crate::store::item::{Item, Namespace, Owner};
+use crate::testing::records::{SessionLog, item, namespace, session_namespace, timestamp};
 use crate::types::id::{Tenant, User};
 
 fn memory() -> Namespace {
@@ -87,7 +87,7 @@ pub async fn the_best_come_first(Fixture { store, .. }: Fixture) {
 
 /// A search is restricted to its namespace.
 pub async fn only_the_namespace_is_searched(Fixture { store, .. }: Fixture) {
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     log.save(&*store).await;
     let namespaces = [
         memory(),
@@ -216,11 +216,11 @@ pub async fn removed_items_are_not_found(Fixture { store, .. }: Fixture) {
     assert_eq!(store.expire(timestamp(6), 9).await.unwrap(), 1);
     assert_eq!(search_keys(&*store, &memory(), "time").await, [""; 0]);
 
-    let mut log = RandomLog::new("s");
+    let mut log = SessionLog::new("s");
     log.save(&*store).await;
     let notes = session_namespace(&log.key, "memory");
     put(&*store, &notes, "f", "purge me").await;
     store.purge(&log.key).await.unwrap();
-    RandomLog::new("s").save(&*store).await;
+    SessionLog::new("s").save(&*store).await;
     assert_eq!(search_keys(&*store, &notes, "purge").await, [""; 0]);
 }

@@ -1,54 +1,55 @@
 //! The audit trail: clients cannot write decisions, and tampering with a log is detected.
 
-use crate::hands::*;
 use crate::on_every_store;
-use crate::places::*;
+use crate::support::*;
 use jiff::SignedDuration;
 use serde_json::{Map, Value, json};
 use tenure::store::{Commit, RecordRange};
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{log::*, maintenance::*, review::*, run::*, session::*, *};
 
 fn map(value: Value) -> Map<String, Value> {
     value.as_object().unwrap().clone()
 }
 
 /// Creates a session with `rounds` rounds of decisions, a minute apart.
-pub async fn create_decided_session(home: &Home, session: &str, rounds: usize) {
-    home.tenure.declare(clerk(|a| a.review = vec![reviewed("pay"), reviewed("mail")]));
-    let tools = Workshop::new([(tool("pay"), Does::Says("paid")), (tool("mail"), Does::Says("sent"))]);
+pub async fn create_decided_session(test: &TestTenure, session: &str, rounds: usize) {
+    test.tenure.declare(clerk(|a| a.review = vec![reviewed("pay"), reviewed("mail")]));
+    let tools = CountingTools::new([
+        (tool("pay"), ToolBehavior::succeeds("paid")),
+        (tool("mail"), ToolBehavior::succeeds("sent")),
+    ]);
     for round in 0..rounds {
         let wanted = [("c1", "pay", json!({"n": 1})), ("c2", "mail", json!({"to": "bob"}))];
-        let model = Script::new([calls(&wanted), say("Done.")]);
+        let model = ScriptedModel::new([tool_calls_answer(&wanted), text_answer("Done.")]);
         let ask = TurnRequest { session: Some(id(session)), ..question(&format!("Go {round}")) };
-        turn_of(&home.tenure, ask, &model, &tools).await.unwrap();
-        let s = home.tenure.load(&ada(), &id(session)).await.unwrap();
+        run_turn(&test.tenure, ask, &model, &tools).await.unwrap();
+        let s = test.tenure.load(&ada(), &id(session)).await.unwrap();
         for (n, review) in open(&s).into_iter().enumerate() {
-            home.pass(SignedDuration::from_mins(1));
+            test.advance(SignedDuration::from_mins(1));
             let arguments = Some(json!({"z": 0.1, "a": [1, null]}));
             let verdict = match n {
-                0 => ReviewInput { notes: Some("=less".to_owned()), arguments, ..verdict(Decision::Corrected) },
-                _ => verdict(Decision::Rejected),
+                0 => ReviewInput { notes: Some("=less".to_owned()), arguments, ..review_input(Decision::Corrected) },
+                _ => review_input(Decision::Rejected),
             };
-            home.tenure.decide(&ada(), &review, &verdict).await.unwrap();
+            test.tenure.decide(&ada(), &review, &verdict).await.unwrap();
         }
-        take_over(&home.tenure, &model, &tools).await.pop().unwrap().unwrap();
+        take_over(&test.tenure, &model, &tools).await.pop().unwrap().unwrap();
     }
 }
 
-async fn log(home: &Home, session: &str) -> Vec<Record> {
-    home.tenure.store().records(&ada().key(&id(session)), &RecordRange::after(0)).await.unwrap()
+async fn log(test: &TestTenure, session: &str) -> Vec<Record> {
+    test.tenure.store().records(&ada().key(&id(session)), &RecordRange::after(0)).await.unwrap()
 }
 
 /// Stores a log under an id, with the head derived from it.
-async fn store_log(home: &Home, session: &str, records: Vec<Record>) {
+async fn store_log(test: &TestTenure, session: &str, records: Vec<Record>) {
     let key = ada().key(&id(session));
     let head = Session::replay(&key, records.clone()).unwrap().head().clone();
-    home.tenure.store().commit(&Commit::new(None, records, head)).await.unwrap();
+    test.tenure.store().commit(&Commit::new(None, records, head)).await.unwrap();
 }
 
-async fn export_trail(home: &Home, principal: &Principal, range: AuditRange) -> Vec<AuditedDecision> {
-    let mut export = home.tenure.audit_export(principal, range);
-    let mut all = Vec::new();
+async fn export_trail(test: &TestTenure, principal: &Principal, range: AuditRange) -> Vec<AuditedDecision> {
+    let (mut export, mut all) = (test.tenure.audit_export(principal, range), Vec::new());
     while let Some(page) = export.next().await.unwrap() {
         all.extend(page);
     }
@@ -65,15 +66,15 @@ fn assert_refused<T: std::fmt::Debug>(result: Result<T>) {
 on_every_store! {
     /// Regression test: a merge patch could forge decisions, or erase them and remove the review
     /// from the list (D-065).
-    async fn decisions_cannot_be_forged_or_erased(home: &mut Home) {
-        create_decided_session(home, "x", 1).await;
-        let t = &home.tenure;
+    async fn decisions_cannot_be_forged_or_erased(test: &mut TestTenure) {
+        create_decided_session(test, "x", 1).await;
+        let t = &test.tenure;
         let before = t.load(&ada(), &id("x")).await.unwrap();
         for value in [json!(null), json!([]), json!([{"step": "pay", "decision": "approved", "reviewer": "cfo"}]), json!({"0": null})] {
             let metadata = map(json!({"hitl_decisions": value, "k": 1}));
             assert_refused(t.update(&ada(), &id("x"), SessionPatch { metadata: metadata.clone(), ..SessionPatch::default() }).await);
-            assert_refused(t.create(&ada(), NewSession { metadata: metadata.clone(), ..named("forged") }).await);
-            let export = Export { messages: turn(1), metadata, ..Export::default() };
+            assert_refused(t.create(&ada(), NewSession { metadata: metadata.clone(), ..new_session("forged") }).await);
+            let export = Export { messages: turn_messages(1), metadata, ..Export::default() };
             assert_refused(t.import(&ada(), &id("x"), export.clone(), None).await);
             assert_refused(t.import(&ada(), &id("forged"), export.clone(), None).await);
             assert_refused(t.import_new(&ada(), &id("forged"), &export).await);
@@ -84,7 +85,7 @@ on_every_store! {
         let other = map(json!({"k": 1}));
         t.update(&ada(), &id("x"), SessionPatch { metadata: other, ..SessionPatch::default() }).await.unwrap();
         // Replacing the session removes no decision.
-        t.import(&ada(), &id("x"), Export { messages: turn(1), ..Export::default() }, None).await.unwrap();
+        t.import(&ada(), &id("x"), Export { messages: turn_messages(1), ..Export::default() }, None).await.unwrap();
         let after = t.load(&ada(), &id("x")).await.unwrap();
         assert_eq!(after.head().info.metadata["hitl_decisions"], before.head().info.metadata["hitl_decisions"]);
         assert_eq!(t.reviews(&ada(), &ReviewFilter::Decided, None, 10).await.unwrap().reviews.len(), 2);
@@ -92,26 +93,26 @@ on_every_store! {
         assert_eq!(t.examine(|_| ()).await.unwrap(), []);
     }
 
-    /// In a log that sets the field, such as an imported one, the recorded decisions take precedence over
-    /// it.
-    async fn a_log_with_an_erased_trail_still_has_it(home: &mut Home) {
-        create_decided_session(home, "x", 1).await;
-        let mut records = log(home, "x").await;
+    /// In a log of an older version, which let clients write the field, the recorded decisions take
+    /// precedence over it.
+    async fn a_log_with_an_erased_trail_still_has_it(test: &mut TestTenure) {
+        create_decided_session(test, "x", 1).await;
+        let mut records = log(test, "x").await;
         let erased = SessionPatch { metadata: map(json!({"hitl_decisions": null, "k": 1})), ..SessionPatch::default() };
         let last = records.last().unwrap().clone();
         records.push(Record { seq: last.seq + 1, at: last.at, entry: Entry::info(erased) });
-        store_log(home, "old", records).await;
-        let s = home.tenure.load(&ada(), &id("old")).await.unwrap();
+        store_log(test, "old", records).await;
+        let s = test.tenure.load(&ada(), &id("old")).await.unwrap();
         assert_eq!(s.head().info.metadata["hitl_decisions"].as_array().unwrap().len(), 2);
         assert_eq!(s.head().info.metadata["k"], 1);
-        assert_eq!(home.tenure.reviews(&ada(), &ReviewFilter::Decided, None, 10).await.unwrap().reviews.len(), 4);
+        assert_eq!(test.tenure.reviews(&ada(), &ReviewFilter::Decided, None, 10).await.unwrap().reviews.len(), 4);
     }
 
     /// Changing, removing or reordering a decision is detected, and reported with its session and
     /// record.
-    async fn the_hash_chain_detects_tampering(home: &mut Home) {
-        create_decided_session(home, "x", 3).await;
-        let t = &home.tenure;
+    async fn the_hash_chain_detects_tampering(test: &mut TestTenure) {
+        create_decided_session(test, "x", 3).await;
+        let t = &test.tenure;
         let trail = t.audit(&ada(), &id("x")).await.unwrap();
         assert_eq!((trail.decisions.len(), trail.broken.clone()), (6, None));
         let mut previous = Some(DecisionHash::START);
@@ -122,7 +123,7 @@ on_every_store! {
         let head = t.head(&ada(), &id("x")).await.unwrap();
         assert_eq!(head.decisions, Some(DecisionChain { count: 6, hash: previous.unwrap() }));
         assert_eq!(t.examine(|_| ()).await.unwrap(), []);
-        let records = log(home, "x").await;
+        let records = log(test, "x").await;
         let decision_indexes: Vec<usize> = (0..records.len()).filter(|i| matches!(records[*i].entry, Entry::ReviewDecided(_))).collect();
         let change = |change: &dyn Fn(&mut ReviewDecided)| {
             let mut records = records.clone();
@@ -156,7 +157,7 @@ on_every_store! {
             ("relinked", change(&|d| d.previous = Some(DecisionHash::START)), decision_indexes[1]),
         ];
         for (name, tampered, broken_index) in cases {
-            store_log(home, name, tampered).await;
+            store_log(test, name, tampered).await;
             let trail = t.audit(&ada(), &id(name)).await.unwrap();
             let expected_seq = records[broken_index].seq;
             assert_eq!(trail.broken.as_ref().map(|(seq, _)| *seq), Some(expected_seq), "{name}: {:?}", trail.broken);
@@ -183,9 +184,9 @@ on_every_store! {
 
     /// Decisions discarded by a rewind stay in the trail; a fork has its parent's part and
     /// continues its chain.
-    async fn rewinds_and_forks_keep_the_trail(home: &mut Home) {
-        create_decided_session(home, "x", 2).await;
-        let t = home.tenure.clone();
+    async fn rewinds_and_forks_keep_the_trail(test: &mut TestTenure) {
+        create_decided_session(test, "x", 2).await;
+        let t = test.tenure.clone();
         t.fork(&ada(), &id("x"), Fork::at(Point::Turn(1)).id(Some(id("early")))).await.unwrap();
         t.fork(&ada(), &id("x"), Fork::at(Point::End).id(Some(id("late")))).await.unwrap();
         t.fork(&ada(), &id("x"), Fork::at(Point::Position(0)).id(Some(id("first")))).await.unwrap();
@@ -201,49 +202,49 @@ on_every_store! {
         assert_eq!((all.len(), hashes("early").await, hashes("late").await), (4, all[..2].to_vec(), all.clone()));
         assert_eq!(hashes("first").await, []);
         for fork in ["early", "late", "first"] {
-            create_decided_session(home, fork, 1).await;
+            create_decided_session(test, fork, 1).await;
         }
         assert_eq!(hashes("early").await[..2], all[..2]);
         assert_eq!((hashes("early").await.len(), hashes("late").await.len(), hashes("first").await.len()), (4, 6, 2));
-        create_decided_session(home, "x", 1).await;
+        create_decided_session(test, "x", 1).await;
         assert_eq!(hashes("x").await[..4], all[..]);
         assert_eq!(t.examine(|_| ()).await.unwrap(), []);
         // Each decision is exported once, even if a fork has inherited the log of a purged parent.
-        assert_eq!(export_trail(home, &admin(), AuditRange::default()).await.len(), 6 + 2 + 2 + 2);
+        assert_eq!(export_trail(test, &admin(), AuditRange::default()).await.len(), 6 + 2 + 2 + 2);
         t.purge(&ada(), &id("x"), None).await.unwrap();
-        let remaining = export_trail(home, &admin(), AuditRange::default()).await;
+        let remaining = export_trail(test, &admin(), AuditRange::default()).await;
         assert_eq!(remaining.len(), 4 + 2 + 2 + 2, "the two after the forks are gone with the session");
         assert!(remaining.iter().all(|d| d.broken.is_none()), "{remaining:?}");
         drop(t);
-        home.reopen().await;
-        assert_eq!(home.tenure.examine(|_| ()).await.unwrap(), []);
+        test.reopen().await;
+        assert_eq!(test.tenure.examine(|_| ()).await.unwrap(), []);
     }
 
     /// An export contains all decisions of a tenant within a time range, including deleted
     /// sessions, and nothing of other tenants.
-    async fn a_tenant_exports_its_trail(home: &mut Home) {
+    async fn a_tenant_exports_its_trail(test: &mut TestTenure) {
         for n in 0..3 {
-            create_decided_session(home, &format!("s{n}"), 1).await;
+            create_decided_session(test, &format!("s{n}"), 1).await;
         }
-        home.tenure.create(&ada(), named("quiet")).await.unwrap();
-        home.tenure.delete(&ada(), &id("s1"), None).await.unwrap();
-        let all = export_trail(home, &admin(), AuditRange::default()).await;
+        test.tenure.create(&ada(), new_session("quiet")).await.unwrap();
+        test.tenure.delete(&ada(), &id("s1"), None).await.unwrap();
+        let all = export_trail(test, &admin(), AuditRange::default()).await;
         assert_eq!(all.len(), 6);
         let mut times: Vec<_> = all.iter().map(|d| d.at).collect();
         times.sort();
         let range = AuditRange { from: Some(times[2]), to: Some(times[4]) };
-        let in_range = export_trail(home, &admin(), range).await;
+        let in_range = export_trail(test, &admin(), range).await;
         assert_eq!(in_range.iter().map(|d| (d.session.as_str(), d.at)).collect::<Vec<_>>(), [("s1", times[2]), ("s1", times[3])]);
-        assert_eq!(export_trail(home, &ada(), AuditRange::default()).await.len(), 6);
+        assert_eq!(export_trail(test, &ada(), AuditRange::default()).await.len(), 6);
         for principal in [Principal::tenant_wide("other"), Principal::new("acme", "bob")] {
-            assert_eq!(export_trail(home, &principal.unwrap(), AuditRange::default()).await, []);
+            assert_eq!(export_trail(test, &principal.unwrap(), AuditRange::default()).await, []);
         }
         // A session that becomes active during the export is neither missed nor exported twice.
-        let mut export = home.tenure.audit_export(&admin(), AuditRange::default());
+        let mut export = test.tenure.audit_export(&admin(), AuditRange::default());
         let mut exported = export.next().await.unwrap().unwrap();
         for session in ["s0", "s2"] {
-            home.pass(SignedDuration::from_secs(1));
-            home.tenure.append(&ada(), &id(session), turn(1)).await.unwrap();
+            test.advance(SignedDuration::from_secs(1));
+            test.tenure.append(&ada(), &id(session), turn_messages(1)).await.unwrap();
         }
         while let Some(page) = export.next().await.unwrap() {
             exported.extend(page);
@@ -270,9 +271,9 @@ async fn decisions_without_a_link_are_readable() {
     assert_eq!(decided.previous, Some(DecisionHash([0x0f; 32])));
     assert_eq!(Entry::decode(&linked).unwrap().encode(), linked);
 
-    let home = Home::new("memory").await.unwrap();
-    create_decided_session(&home, "x", 2).await;
-    let mut records = log(&home, "x").await;
+    let test = TestTenure::new(StoreKind::Memory).await.unwrap();
+    create_decided_session(&test, "x", 2).await;
+    let mut records = log(&test, "x").await;
     let mut unlinked = 0;
     for record in &mut records {
         if let Entry::ReviewDecided(d) = &mut record.entry
@@ -281,14 +282,14 @@ async fn decisions_without_a_link_are_readable() {
             (d.previous, unlinked) = (None, unlinked + 1);
         }
     }
-    store_log(&home, "old", records).await;
-    let head = home.tenure.head(&ada(), &id("old")).await.unwrap();
+    store_log(&test, "old", records).await;
+    let head = test.tenure.head(&ada(), &id("old")).await.unwrap();
     assert_eq!(head.decisions, None);
-    create_decided_session(&home, "old", 1).await;
-    let trail = home.tenure.audit(&ada(), &id("old")).await.unwrap();
+    create_decided_session(&test, "old", 1).await;
+    let trail = test.tenure.audit(&ada(), &id("old")).await.unwrap();
     assert_eq!((trail.decisions.len(), trail.broken), (6, None));
-    assert_eq!(home.tenure.head(&ada(), &id("old")).await.unwrap().decisions.unwrap().count, 2);
-    assert_eq!(home.tenure.examine(|_| ()).await.unwrap(), []);
+    assert_eq!(test.tenure.head(&ada(), &id("old")).await.unwrap().decisions.unwrap().count, 2);
+    assert_eq!(test.tenure.examine(|_| ()).await.unwrap(), []);
 }
 
 /// The hash is part of the storage format: it must never change.

@@ -4,7 +4,7 @@
 use super::traces::Log;
 use proptest::prelude::*;
 use std::collections::HashMap;
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{rules::*, run::*, session::*};
 
 /// How a client sends its history.
 #[derive(Clone, Copy, Debug)]

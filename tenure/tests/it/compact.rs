@@ -2,12 +2,12 @@
 //! can be removed.
 
 use crate::on_every_store;
-use crate::places::*;
+use crate::support::*;
 use async_trait::async_trait;
 use serde_json::json;
 use std::sync::{Arc, Mutex};
 use tenure::summary::{KEEP_TURNS, PREVIOUS_SUMMARY_HEADING, REQUEST, SUMMARY_MARKER};
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{log::*, policy::*, rules::*, run::*, session::*, *};
 use tokio::sync::Semaphore;
 
 /// A model that writes summaries: `summary 1`, `summary 2` … Can be configured to return an empty
@@ -41,9 +41,7 @@ impl SummaryModel {
     }
 
     async fn wait_for_request(&self) {
-        while self.request_count() == 0 {
-            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-        }
+        wait_until("the model is asked", async || self.request_count() > 0).await;
     }
 }
 
@@ -90,14 +88,14 @@ fn prompt_texts(session: &Session) -> Vec<String> {
 }
 
 fn turn_texts(turns: impl IntoIterator<Item = usize>) -> Vec<String> {
-    turns.into_iter().flat_map(turn).map(|m| m.text()).collect()
+    turns.into_iter().flat_map(turn_messages).map(|m| m.text()).collect()
 }
 
 async fn create_with_turns(tenure: &Tenure, name: &str, turns: usize) -> SessionId {
-    tenure.create(&ada(), named(name)).await.unwrap();
+    tenure.create(&ada(), new_session(name)).await.unwrap();
     tenure.append(&ada(), &id(name), vec![Message::system("be kind")]).await.unwrap();
     for n in 1..=turns {
-        tenure.append(&ada(), &id(name), turn(n)).await.unwrap();
+        tenure.append(&ada(), &id(name), turn_messages(n)).await.unwrap();
     }
     id(name)
 }
@@ -117,12 +115,11 @@ fn expected(summary: &str, turns: impl IntoIterator<Item = usize>) -> Vec<String
 on_every_store! {
     /// The messages stay, prompts contain the summary, the next summary is based on it, and all of
     /// this survives a restart (D-066).
-    async fn a_summary_is_a_view(home: &mut Home) {
-        let ada = ada();
-        let writer = SummaryModel::default();
-        let s = create_with_turns(&home.tenure, "s", 6).await;
-        let before = home.tenure.load(&ada, &s).await.unwrap();
-        let result = compact(&home.tenure, &s, &writer, Some(2)).await;
+    async fn a_summary_is_a_view(test: &mut TestTenure) {
+        let (ada, writer) = (ada(), SummaryModel::default());
+        let s = create_with_turns(&test.tenure, "s", 6).await;
+        let before = test.tenure.load(&ada, &s).await.unwrap();
+        let result = compact(&test.tenure, &s, &writer, Some(2)).await;
         assert_eq!((result.messages, result.seq), (16, before.head().seq + 1));
         let summary = result.summary.unwrap();
         assert_eq!((summary.position, summary.text(), summary.seq), (17, "summary 1".to_owned(), result.seq));
@@ -130,56 +127,54 @@ on_every_store! {
         let input = writer.last_input();
         assert!(input.contains("user: question 1\nassistant calls search {}\ntool: result 1\nassistant: answer 1\n"), "{input}");
         assert!(input.contains("answer 4") && !input.contains("question 5") && !input.contains("be kind"), "{input}");
-        let after = home.tenure.load(&ada, &s).await.unwrap();
+        let after = test.tenure.load(&ada, &s).await.unwrap();
         assert_eq!((&after.messages, &after.head().digest), (&before.messages, &before.head().digest));
         assert_eq!(after.head().active_at, before.head().active_at, "a summary is no use of the session");
         assert_eq!(prompt_texts(&after), expected("summary 1", 5..=6));
         // There is nothing more to summarize.
-        assert_eq!(compact(&home.tenure, &s, &writer, Some(2)).await.messages, 0);
+        assert_eq!(compact(&test.tenure, &s, &writer, Some(2)).await.messages, 0);
         assert_eq!(writer.request_count(), 1);
-        home.tenure.append(&ada, &s, turn(7)).await.unwrap();
-        assert_eq!(compact(&home.tenure, &s, &writer, Some(1)).await.messages, 8);
+        test.tenure.append(&ada, &s, turn_messages(7)).await.unwrap();
+        assert_eq!(compact(&test.tenure, &s, &writer, Some(1)).await.messages, 8);
         let input = writer.last_input();
         assert!(input.starts_with(&format!("{PREVIOUS_SUMMARY_HEADING}\nsummary 1\n")) && !input.contains("question 4"), "{input}");
-        home.reopen().await;
-        let after = home.tenure.load(&ada, &s).await.unwrap();
+        test.reopen().await;
+        let after = test.tenure.load(&ada, &s).await.unwrap();
         assert_eq!(prompt_texts(&after), expected("summary 2", 7..=7));
         assert_eq!(after.messages.len(), 29);
-        assert!(home.tenure.examine(|_| ()).await.unwrap().is_empty());
+        assert!(test.tenure.examine(|_| ()).await.unwrap().is_empty());
     }
 
     /// A rewind to before the end of a summary removes it; an earlier summary that is still valid
     /// becomes active again.
-    async fn a_rewind_removes_summaries_of_discarded_messages(home: &mut Home) {
-        let ada = ada();
-        let writer = SummaryModel::default();
-        let s = create_with_turns(&home.tenure, "s", 6).await;
-        compact(&home.tenure, &s, &writer, Some(4)).await;
-        compact(&home.tenure, &s, &writer, Some(1)).await;
+    async fn a_rewind_removes_summaries_of_discarded_messages(test: &mut TestTenure) {
+        let (ada, writer) = (ada(), SummaryModel::default());
+        let s = create_with_turns(&test.tenure, "s", 6).await;
+        compact(&test.tenure, &s, &writer, Some(4)).await;
+        compact(&test.tenure, &s, &writer, Some(1)).await;
         let prompt_of = async |tenure: &Tenure| prompt_texts(&tenure.load(&ada, &s).await.unwrap());
-        assert_eq!(prompt_of(&home.tenure).await, expected("summary 2", 6..=6));
+        assert_eq!(prompt_of(&test.tenure).await, expected("summary 2", 6..=6));
         // A rewind to exactly the end of the summary keeps it.
-        home.tenure.rewind(&ada, &s, Point::Turn(5)).await.unwrap();
-        assert_eq!(prompt_of(&home.tenure).await, expected("summary 2", []));
-        home.tenure.rewind(&ada, &s, Point::Turn(4)).await.unwrap();
-        assert_eq!(prompt_of(&home.tenure).await, expected("summary 1", 3..=4));
-        home.reopen().await;
-        assert_eq!(prompt_of(&home.tenure).await, expected("summary 1", 3..=4));
-        home.tenure.rewind(&ada, &s, Point::Turn(1)).await.unwrap();
-        home.tenure.append(&ada, &s, turn(8)).await.unwrap();
-        home.tenure.append(&ada, &s, turn(9)).await.unwrap();
+        test.tenure.rewind(&ada, &s, Point::Turn(5)).await.unwrap();
+        assert_eq!(prompt_of(&test.tenure).await, expected("summary 2", []));
+        test.tenure.rewind(&ada, &s, Point::Turn(4)).await.unwrap();
+        assert_eq!(prompt_of(&test.tenure).await, expected("summary 1", 3..=4));
+        test.reopen().await;
+        assert_eq!(prompt_of(&test.tenure).await, expected("summary 1", 3..=4));
+        test.tenure.rewind(&ada, &s, Point::Turn(1)).await.unwrap();
+        test.tenure.append(&ada, &s, turn_messages(8)).await.unwrap();
+        test.tenure.append(&ada, &s, turn_messages(9)).await.unwrap();
         let all = [vec!["be kind".to_owned()], turn_texts([1, 8, 9])].concat();
-        assert_eq!(prompt_of(&home.tenure).await, all);
-        home.reopen().await;
-        assert_eq!(prompt_of(&home.tenure).await, all);
+        assert_eq!(prompt_of(&test.tenure).await, all);
+        test.reopen().await;
+        assert_eq!(prompt_of(&test.tenure).await, all);
     }
 
     /// A client that edits a turn covered by a summary is answered from the actual messages.
-    async fn an_edit_of_a_summarized_turn_is_in_the_prompt(home: &mut Home) {
-        let ada = ada();
-        let writer = SummaryModel::default();
-        let s = create_with_turns(&home.tenure, "s", 4).await;
-        compact(&home.tenure, &s, &writer, Some(2)).await;
+    async fn an_edit_of_a_summarized_turn_is_in_the_prompt(test: &mut TestTenure) {
+        let (ada, writer) = (ada(), SummaryModel::default());
+        let s = create_with_turns(&test.tenure, "s", 4).await;
+        compact(&test.tenure, &s, &writer, Some(2)).await;
         // At least as many new messages as the summary covers: comparing positions alone would keep
         // it.
         let mut messages = vec![Message::system("be kind"), Message::user("question 1"), Message::assistant("answer 1"), Message::user("edited")];
@@ -187,94 +182,87 @@ on_every_store! {
             messages.extend([Message::assistant(&format!("new {n}")), Message::user(&format!("and {n}"))]);
         }
         let ask = TurnRequest { session: Some(s.clone()), messages: messages.clone(), history: Some(HistoryMode::Full), ..TurnRequest::default() };
-        let preview = home.tenure.preview(&ada, &ask).await.unwrap();
+        let preview = test.tenure.preview(&ada, &ask).await.unwrap();
         let texts: Vec<String> = preview.iter().map(Message::text).collect();
         let want: Vec<String> = [turn_texts([1]), messages[3..].iter().map(Message::text).collect()].concat();
         assert_eq!(texts[1..], want[..]);
         // The same holds for the turn itself.
-        let TurnStart::Run(turn) = home.tenure.begin_turn(&ada, ask).await.unwrap() else { panic!() };
+        let TurnStart::Run(turn) = test.tenure.begin_turn(&ada, ask).await.unwrap() else { panic!() };
         assert_eq!(turn.prompt().iter().map(Message::text).collect::<Vec<_>>()[1..], want[..]);
         drop(turn);
-        assert!(home.tenure.load(&ada, &s).await.unwrap().summary().is_none());
+        assert!(test.tenure.load(&ada, &s).await.unwrap().summary().is_none());
     }
 
     /// A fork inherits the summary if it starts after it was written, and can then get its own.
-    async fn forks_inherit_the_summary(home: &mut Home) {
-        let ada = ada();
-        let writer = SummaryModel::default();
-        let s = create_with_turns(&home.tenure, "s", 6).await;
-        compact(&home.tenure, &s, &writer, Some(2)).await;
-        let source = home.tenure.load(&ada, &s).await.unwrap();
-        home.tenure.fork(&ada, &s, Fork::at(Point::End).id(Some(id("end")))).await.unwrap();
-        home.tenure.fork(&ada, &s, Fork::at(Point::Turn(2)).id(Some(id("early")))).await.unwrap();
-        let mut by_hand = fork_session(&source, Point::End, id("hand"), home.now()).unwrap();
-        by_hand.save(&home.tenure).await.unwrap();
-        compact(&home.tenure, &id("end"), &writer, Some(1)).await;
-        home.reopen().await;
-        let load = async |name: &str| home.tenure.load(&ada, &id(name)).await.unwrap();
+    async fn forks_inherit_the_summary(test: &mut TestTenure) {
+        let (ada, writer) = (ada(), SummaryModel::default());
+        let s = create_with_turns(&test.tenure, "s", 6).await;
+        compact(&test.tenure, &s, &writer, Some(2)).await;
+        let source = test.tenure.load(&ada, &s).await.unwrap();
+        test.tenure.fork(&ada, &s, Fork::at(Point::End).id(Some(id("end")))).await.unwrap();
+        test.tenure.fork(&ada, &s, Fork::at(Point::Turn(2)).id(Some(id("early")))).await.unwrap();
+        let mut by_hand = fork_session(&source, Point::End, id("hand"), test.now()).unwrap();
+        by_hand.save(&test.tenure).await.unwrap();
+        compact(&test.tenure, &id("end"), &writer, Some(1)).await;
+        test.reopen().await;
+        let load = async |name: &str| test.tenure.load(&ada, &id(name)).await.unwrap();
         assert_eq!(prompt_texts(&load("end").await), expected("summary 2", 6..=6));
         assert_eq!(load("hand").await.summary(), by_hand.summary());
         assert_eq!(prompt_texts(&load("hand").await), expected("summary 1", 5..=6));
         assert_eq!(prompt_texts(&load("early").await), [vec!["be kind".to_owned()], turn_texts(1..=2)].concat());
         assert_eq!(prompt_texts(&load("s").await), expected("summary 1", 5..=6));
         // The fork is unaffected by the purge of its parent.
-        home.tenure.purge(&ada, &s, None).await.unwrap();
+        test.tenure.purge(&ada, &s, None).await.unwrap();
         assert_eq!(prompt_texts(&load("end").await), expected("summary 2", 6..=6));
     }
 
     /// After `uncompact`, prompts contain the messages, and no summary is written automatically
     /// (D-069).
-    async fn uncompact_shows_the_messages(home: &mut Home) {
-        let ada = ada();
-        let writer = SummaryModel::default();
-        home.reopen_with(|o| o.policy.window = Window { max_turns: Some(4), max_tokens: None }).await;
-        let s = create_with_turns(&home.tenure, "s", 6).await;
-        compact(&home.tenure, &s, &writer, None).await;
-        let seq = home.tenure.head(&ada, &s).await.unwrap().seq;
-        assert!(matches!(home.tenure.uncompact(&ada, &s, Some(seq - 1)).await, Err(Error::Conflict { .. })));
-        let head = home.tenure.uncompact(&ada, &s, None).await.unwrap();
-        assert_eq!((head.seq, &head), (seq + 1, &home.tenure.head(&ada, &s).await.unwrap()));
-        assert_eq!(home.tenure.uncompact(&ada, &s, None).await.unwrap().seq, seq + 1, "there is nothing to do");
-        home.reopen_with(|o| o.policy.window = Window { max_turns: Some(4), max_tokens: None }).await;
-        let session = home.tenure.load(&ada, &s).await.unwrap();
+    async fn uncompact_shows_the_messages(test: &mut TestTenure) {
+        let (ada, writer) = (ada(), SummaryModel::default());
+        test.reopen_with(|o| o.policy.window = Window { max_turns: Some(4), max_tokens: None }).await;
+        let s = create_with_turns(&test.tenure, "s", 6).await;
+        compact(&test.tenure, &s, &writer, None).await;
+        let seq = test.tenure.head(&ada, &s).await.unwrap().seq;
+        assert!(matches!(test.tenure.uncompact(&ada, &s, Some(seq - 1)).await, Err(Error::Conflict { .. })));
+        let head = test.tenure.uncompact(&ada, &s, None).await.unwrap();
+        assert_eq!((head.seq, &head), (seq + 1, &test.tenure.head(&ada, &s).await.unwrap()));
+        assert_eq!(test.tenure.uncompact(&ada, &s, None).await.unwrap().seq, seq + 1, "there is nothing to do");
+        test.reopen_with(|o| o.policy.window = Window { max_turns: Some(4), max_tokens: None }).await;
+        let session = test.tenure.load(&ada, &s).await.unwrap();
         assert_eq!((session.summary(), session.uncompacted), (None, true));
         assert_eq!(prompt_texts(&session), [vec!["be kind".to_owned()], turn_texts(1..=6)].concat());
-        assert_eq!(compact(&home.tenure, &s, &writer, None).await.messages, 0);
-        assert_eq!(compact(&home.tenure, &s, &writer, Some(3)).await.messages, 12);
-        assert!(!home.tenure.load(&ada, &s).await.unwrap().uncompacted);
+        assert_eq!(compact(&test.tenure, &s, &writer, None).await.messages, 0);
+        assert_eq!(compact(&test.tenure, &s, &writer, Some(3)).await.messages, 12);
+        assert!(!test.tenure.load(&ada, &s).await.unwrap().uncompacted);
     }
 
     /// Export and import lose no message. The summary is part of the log; an import of the messages
     /// alone does not have it.
-    async fn exports_contain_the_summary(home: &mut Home) {
-        let ada = ada();
-        let writer = SummaryModel::default();
-        let s = create_with_turns(&home.tenure, "s", 4).await;
-        compact(&home.tenure, &s, &writer, Some(1)).await;
-        let export = home.tenure.export(&ada, &s).await.unwrap();
-        home.tenure.import(&ada, &id("copy"), export.clone(), None).await.unwrap();
-        let old = home.tenure.load(&ada, &s).await.unwrap();
-        let new = home.tenure.load(&ada, &id("copy")).await.unwrap();
+    async fn exports_contain_the_summary(test: &mut TestTenure) {
+        let (ada, writer) = (ada(), SummaryModel::default());
+        let s = create_with_turns(&test.tenure, "s", 4).await;
+        compact(&test.tenure, &s, &writer, Some(1)).await;
+        let export = test.tenure.export(&ada, &s).await.unwrap();
+        test.tenure.import(&ada, &id("copy"), export.clone(), None).await.unwrap();
+        let (old, new) = (test.tenure.load(&ada, &s).await.unwrap(), test.tenure.load(&ada, &id("copy")).await.unwrap());
         assert_eq!((texts(&old), old.summary()), (texts(&new), new.summary()));
         assert_eq!(prompt_texts(&old), prompt_texts(&new));
-        home.tenure.import(&ada, &id("messages"), Export { log: Vec::new(), ..export.clone() }, None).await.unwrap();
-        let plain = home.tenure.load(&ada, &id("messages")).await.unwrap();
+        test.tenure.import(&ada, &id("messages"), Export { log: Vec::new(), ..export.clone() }, None).await.unwrap();
+        let plain = test.tenure.load(&ada, &id("messages")).await.unwrap();
         assert_eq!((texts(&old), plain.summary()), (texts(&plain), None));
         // Importing over the session itself replaces the covered messages, so the summary is gone.
-        home.tenure.import(&ada, &s, export, None).await.unwrap();
-        assert!(home.tenure.load(&ada, &s).await.unwrap().summary().is_none());
+        test.tenure.import(&ada, &s, export, None).await.unwrap();
+        assert!(test.tenure.load(&ada, &s).await.unwrap().summary().is_none());
     }
 
     /// Turns run concurrently with a compaction; if the summarized messages are discarded, the
     /// summary is not stored (D-068).
-    async fn concurrent_changes_supersede_a_compaction(home: &mut Home) {
-        let ada = ada();
-        let hold = Arc::new(Semaphore::new(0));
-        let s = create_with_turns(&home.tenure, "s", 6).await;
+    async fn concurrent_changes_supersede_a_compaction(test: &mut TestTenure) {
+        let (ada, hold) = (ada(), Arc::new(Semaphore::new(0)));
+        let s = create_with_turns(&test.tenure, "s", 6).await;
         let start = |keep| {
-            let tenure = home.tenure.clone();
-            let s = s.clone();
-            let writer = Arc::new(SummaryModel::blocked_by(&hold));
+            let (tenure, s, writer) = (test.tenure.clone(), s.clone(), Arc::new(SummaryModel::blocked_by(&hold)));
             let model = writer.clone();
             let principal = ada.clone();
             (model, tokio::spawn(async move { tenure.compact(&principal, &s, &*writer, RawObject::default(), keep).await }))
@@ -282,45 +270,45 @@ on_every_store! {
         // The next turn commits first, also from another process.
         let (model, task) = start(Some(2));
         model.wait_for_request().await;
-        home.tenure.append(&ada, &s, turn(7)).await.unwrap();
-        home.beside().append(&ada, &s, turn(8)).await.unwrap();
+        test.tenure.append(&ada, &s, turn_messages(7)).await.unwrap();
+        test.second_node().append(&ada, &s, turn_messages(8)).await.unwrap();
         hold.add_permits(1);
         assert_eq!(task.await.unwrap().unwrap().messages, 16);
-        assert_eq!(prompt_texts(&home.tenure.load(&ada, &s).await.unwrap()), expected("summary 1", 5..=8));
+        assert_eq!(prompt_texts(&test.tenure.load(&ada, &s).await.unwrap()), expected("summary 1", 5..=8));
         // The session is rewound and continued.
         let (model, task) = start(Some(0));
         model.wait_for_request().await;
-        home.tenure.rewind(&ada, &s, Point::Turn(7)).await.unwrap();
-        home.tenure.append(&ada, &s, turn(9)).await.unwrap();
+        test.tenure.rewind(&ada, &s, Point::Turn(7)).await.unwrap();
+        test.tenure.append(&ada, &s, turn_messages(9)).await.unwrap();
         hold.add_permits(1);
         assert_eq!(error_code(task.await.unwrap()), "superseded");
-        assert_eq!(prompt_texts(&home.tenure.load(&ada, &s).await.unwrap()), expected("summary 1", (5..=7).chain([9])));
+        assert_eq!(prompt_texts(&test.tenure.load(&ada, &s).await.unwrap()), expected("summary 1", (5..=7).chain([9])));
         // Another process writes or removes a summary.
         let (model, task) = start(Some(0));
         model.wait_for_request().await;
-        compact(&home.beside(), &s, &SummaryModel::responding(Ok("theirs")), Some(1)).await;
+        compact(&test.second_node(), &s, &SummaryModel::responding(Ok("theirs")), Some(1)).await;
         hold.add_permits(1);
         assert_eq!(error_code(task.await.unwrap()), "superseded");
         let (model, task) = start(Some(0));
         model.wait_for_request().await;
-        home.beside().uncompact(&ada, &s, None).await.unwrap();
+        test.second_node().uncompact(&ada, &s, None).await.unwrap();
         hold.add_permits(1);
         assert_eq!(error_code(task.await.unwrap()), "superseded");
-        assert!(home.tenure.load(&ada, &s).await.unwrap().summary().is_none());
+        assert!(test.tenure.load(&ada, &s).await.unwrap().summary().is_none());
         // The session is purged, and a new one uses its id.
         let (model, task) = start(Some(0));
         model.wait_for_request().await;
-        home.tenure.purge(&ada, &s, None).await.unwrap();
-        home.pass(jiff::SignedDuration::from_secs(1));
-        create_with_turns(&home.tenure, "s", 8).await;
+        test.tenure.purge(&ada, &s, None).await.unwrap();
+        test.advance(jiff::SignedDuration::from_secs(1));
+        create_with_turns(&test.tenure, "s", 8).await;
         hold.add_permits(1);
         assert_eq!(error_code(task.await.unwrap()), "superseded");
-        assert!(home.tenure.load(&ada, &s).await.unwrap().summary().is_none());
+        assert!(test.tenure.load(&ada, &s).await.unwrap().summary().is_none());
         // Two concurrent compactions: the automatic one is rejected as busy, the requested one
         // waits.
         let (model, first) = start(Some(2));
         model.wait_for_request().await;
-        assert_eq!(error_code(home.tenure.compact(&ada, &s, &SummaryModel::default(), RawObject::default(), None).await), "busy");
+        assert_eq!(error_code(test.tenure.compact(&ada, &s, &SummaryModel::default(), RawObject::default(), None).await), "busy");
         let (_, second) = start(Some(1));
         hold.add_permits(2);
         assert_eq!((first.await.unwrap().unwrap().messages, second.await.unwrap().unwrap().messages), (24, 4));
@@ -328,42 +316,40 @@ on_every_store! {
 
     /// A failing model, an empty summary, a caller without access and a stale request change
     /// nothing.
-    async fn a_failed_compaction_changes_nothing(home: &mut Home) {
+    async fn a_failed_compaction_changes_nothing(test: &mut TestTenure) {
         let ada = ada();
-        let s = create_with_turns(&home.tenure, "s", 4).await;
-        let seq = home.tenure.head(&ada, &s).await.unwrap().seq;
+        let s = create_with_turns(&test.tenure, "s", 4).await;
+        let seq = test.tenure.head(&ada, &s).await.unwrap().seq;
         let timed_out = ModelError::TimedOut { reason: "it slept".into() };
         for (response, want) in [(Err(timed_out), "upstream_timeout"), (Ok(""), "upstream_broken"), (Ok("<think>hm</think> \n"), "upstream_broken")] {
-            let result = home.tenure.compact(&ada, &s, &SummaryModel::responding(response), RawObject::default(), Some(1)).await;
+            let result = test.tenure.compact(&ada, &s, &SummaryModel::responding(response), RawObject::default(), Some(1)).await;
             assert_eq!(error_code(result), want);
         }
-        let bob = Principal::new("acme", "bob").unwrap();
-        let writer = SummaryModel::default();
-        assert_eq!(error_code(home.tenure.compact(&bob, &s, &writer, RawObject::default(), Some(1)).await), "not_found");
-        assert!(matches!(home.tenure.uncompact(&bob, &s, None).await, Err(Error::NotFound { .. })));
-        assert_eq!(home.tenure.head(&ada, &s).await.unwrap().seq, seq);
-        home.tenure.delete(&ada, &s, None).await.unwrap();
-        assert_eq!(error_code(home.tenure.compact(&ada, &s, &writer, RawObject::default(), Some(1)).await), "gone");
-        assert!(matches!(home.tenure.uncompact(&ada, &s, None).await, Err(Error::Gone { .. })));
+        let (bob, writer) = (Principal::new("acme", "bob").unwrap(), SummaryModel::default());
+        assert_eq!(error_code(test.tenure.compact(&bob, &s, &writer, RawObject::default(), Some(1)).await), "not_found");
+        assert!(matches!(test.tenure.uncompact(&bob, &s, None).await, Err(Error::NotFound { .. })));
+        assert_eq!(test.tenure.head(&ada, &s).await.unwrap().seq, seq);
+        test.tenure.delete(&ada, &s, None).await.unwrap();
+        assert_eq!(error_code(test.tenure.compact(&ada, &s, &writer, RawObject::default(), Some(1)).await), "gone");
+        assert!(matches!(test.tenure.uncompact(&ada, &s, None).await, Err(Error::Gone { .. })));
         assert_eq!(writer.request_count(), 0);
     }
 
     /// Automatic compaction starts only when the window is reached, and then frees half of it
     /// (D-067); a long history is summarized in pieces (D-070).
-    async fn compaction_starts_when_the_window_is_reached(home: &mut Home) {
-        let ada = ada();
-        let writer = SummaryModel::default();
+    async fn compaction_starts_when_the_window_is_reached(test: &mut TestTenure) {
+        let (ada, writer) = (ada(), SummaryModel::default());
         let window = Window { max_turns: None, max_tokens: Some(400) };
-        home.reopen_with(|o| o.policy.window = window.clone()).await;
-        let s = create_with_turns(&home.tenure, "s", 3).await;
-        assert_eq!(compact(&home.tenure, &s, &writer, None).await.messages, 0);
+        test.reopen_with(|o| o.policy.window = window.clone()).await;
+        let s = create_with_turns(&test.tenure, "s", 3).await;
+        assert_eq!(compact(&test.tenure, &s, &writer, None).await.messages, 0);
         for n in 4..=40 {
-            home.tenure.append(&ada, &s, turn(n)).await.unwrap();
+            test.tenure.append(&ada, &s, turn_messages(n)).await.unwrap();
         }
-        let result = compact(&home.tenure, &s, &writer, None).await;
+        let result = compact(&test.tenure, &s, &writer, None).await;
         assert!(writer.request_count() > 3, "in pieces, not {}", writer.request_count());
         assert!(writer.prompts.lock().unwrap().iter().all(|p| p[1].text().len() < 400 * 4), "a piece fits in the window");
-        let session = home.tenure.load(&ada, &s).await.unwrap();
+        let session = test.tenure.load(&ada, &s).await.unwrap();
         assert_eq!(result.messages, session.summary().unwrap().position - 1);
         let used: usize = history(&session, &window).iter().map(tokens).sum();
         assert!(used <= 250, "{used} tokens are about half of the window");
@@ -374,24 +360,21 @@ on_every_store! {
 /// Prompts keep a stable prefix from turn to turn, and summaries are rare.
 #[tokio::test]
 async fn the_beginning_of_the_prompt_is_stable() {
-    let mut home = Home::new("memory").await.unwrap();
+    let mut test = TestTenure::new(StoreKind::Memory).await.unwrap();
     let window = Window { max_turns: Some(12), max_tokens: Some(1000) };
-    home.reopen_with(|o| o.policy.window = window.clone()).await;
-    let ada = ada();
-    let writer = SummaryModel::default();
-    let s = create_with_turns(&home.tenure, "s", 0).await;
-    let mut changed = 0;
-    let mut before = Vec::new();
+    test.reopen_with(|o| o.policy.window = window.clone()).await;
+    let (ada, writer, s) = (ada(), SummaryModel::default(), create_with_turns(&test.tenure, "s", 0).await);
+    let (mut changed, mut before) = (0, Vec::new());
     for n in 1..=60 {
-        home.tenure.append(&ada, &s, turn(n)).await.unwrap();
-        let session = home.tenure.load(&ada, &s).await.unwrap();
+        test.tenure.append(&ada, &s, turn_messages(n)).await.unwrap();
+        let session = test.tenure.load(&ada, &s).await.unwrap();
         let now = raw(&history(&session, &window));
         assert_eq!(now, raw(&history(&session, &ALL)), "turn {n}: nothing is left out");
         if !now.starts_with(&before) {
             changed += 1;
         }
         before = now;
-        compact(&home.tenure, &s, &writer, None).await;
+        compact(&test.tenure, &s, &writer, None).await;
     }
     assert_eq!(changed, writer.request_count(), "it changes with a summary only");
     assert!((6..=12).contains(&changed), "{changed} times in 60 turns");
@@ -423,27 +406,25 @@ fn the_text_of_a_model_becomes_a_message_that_fits() {
 /// A turn that exceeds the size of one summary request is truncated, not omitted.
 #[tokio::test]
 async fn a_turn_that_is_too_long_is_truncated() {
-    let mut home = Home::new("memory").await.unwrap();
-    home.reopen_with(|o| o.policy.window = Window { max_turns: None, max_tokens: Some(1000) }).await;
-    let ada = ada();
-    let writer = SummaryModel::default();
-    let s = create_with_turns(&home.tenure, "s", 0).await;
+    let mut test = TestTenure::new(StoreKind::Memory).await.unwrap();
+    test.reopen_with(|o| o.policy.window = Window { max_turns: None, max_tokens: Some(1000) }).await;
+    let (ada, writer, s) = (ada(), SummaryModel::default(), create_with_turns(&test.tenure, "s", 0).await);
     let long = "ö".repeat(100_000);
     let messages = vec![
         Message::user("read this"),
-        call("c", "read"),
+        tool_call_message("c", "read", &json!({})),
         Message::tool("c", &long),
         Message::assistant("it is long"),
     ];
-    home.tenure.append(&ada, &s, messages).await.unwrap();
-    compact(&home.tenure, &s, &writer, None).await;
+    test.tenure.append(&ada, &s, messages).await.unwrap();
+    compact(&test.tenure, &s, &writer, None).await;
     let input = writer.last_input();
     assert!(
         input.len() < 6_000 && input.contains("tool: öö") && input.ends_with("assistant: it is long"),
         "{}",
         input.len()
     );
-    assert_eq!(home.tenure.load(&ada, &s).await.unwrap().summary().unwrap().position, 5);
+    assert_eq!(test.tenure.load(&ada, &s).await.unwrap().summary().unwrap().position, 5);
     assert_eq!(KEEP_TURNS, 2);
 }
 
@@ -459,7 +440,7 @@ mod properties {
             3 => word.clone().prop_map(Message::assistant),
             1 => word.clone().prop_map(Message::system),
             2 => (id.clone(), word).prop_map(|(id, w)| Message::tool(id, w)),
-            2 => id.prop_map(|id| call(id, "run")),
+            2 => id.prop_map(|id| tool_call_message(id, "run", &json!({}))),
         ]
     }
 

@@ -1,15 +1,14 @@
 //! Crash recovery, invariants 1, 2 and 3: writers are killed with `kill -9`, files are truncated at
 //! every byte, disks are full, and the database becomes unavailable.
 
-use crate::hands::until;
-use crate::places::*;
+use crate::support::*;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{run::*, session::*, *};
 
 const WRITERS: usize = 16;
 
@@ -28,11 +27,11 @@ async fn victim() {
         tasks.push(tokio::spawn(async move {
             let x = id(&format!("w{w}"));
             if let Err(Error::NotFound { .. }) = tenure.head(&ada(), &x).await {
-                tenure.create(&ada(), named(x.as_str())).await.unwrap();
+                tenure.create(&ada(), new_session(x.as_str())).await.unwrap();
             }
             let mut n = tenure.head(&ada(), &x).await.unwrap().digest.turns;
             loop {
-                let appended = tenure.append(&ada(), &x, turn(n)).await.unwrap();
+                let appended = tenure.append(&ada(), &x, turn_messages(n)).await.unwrap();
                 let mut out = std::io::stdout().lock();
                 writeln!(out, "ACK {x} {n} {}", appended.messages).unwrap();
                 out.flush().unwrap();
@@ -98,7 +97,7 @@ async fn killed_writers(kind: &str) {
                 stored_turns >= *turns,
                 "{session}: {turns} turns were acknowledged, {stored_turns} are there (round {round})"
             );
-            let want: Vec<String> = (0..stored_turns).flat_map(|n| raw(&turn(n))).collect();
+            let want: Vec<String> = (0..stored_turns).flat_map(|n| raw(&turn_messages(n))).collect();
             assert_eq!(texts(&s), want, "{session}: what is there is what was sent, whole turns only");
             assert_eq!(s.head().seq as usize, 1 + stored_turns * 5, "no holes");
         }
@@ -149,12 +148,14 @@ impl Drop for Cluster {
 async fn progress(written: &[AtomicUsize]) {
     let count = |n: &AtomicUsize| n.load(std::sync::atomic::Ordering::SeqCst);
     let before: Vec<usize> = written.iter().map(count).collect();
-    until("every writer gets on", async || written.iter().zip(&before).all(|(now, before)| count(now) >= before + 3))
-        .await;
+    wait_until("every writer gets on", async || {
+        written.iter().zip(&before).all(|(now, before)| count(now) >= before + 3)
+    })
+    .await;
 }
 
 async fn restarted_database() {
-    if postgres_url().is_none() {
+    if postgres_server().is_none() {
         return;
     }
     // Stop a server left over from a killed test.
@@ -171,12 +172,12 @@ async fn restarted_database() {
         let written = written.clone();
         tasks.push(tokio::spawn(async move {
             let x = id(&format!("w{w}"));
-            tenure.create(&ada(), named(x.as_str())).await.unwrap();
+            tenure.create(&ada(), new_session(x.as_str())).await.unwrap();
             let mut n = 0;
             while !stopped.load(std::sync::atomic::Ordering::SeqCst) {
                 // An append with an unknown outcome is retried with the same idempotency key, so it
                 // is executed once.
-                let append = Append { idempotency_key: Some(format!("k{n}")), ..turn(n).into() };
+                let append = Append { idempotency_key: Some(format!("k{n}")), ..turn_messages(n).into() };
                 match tenure.append(&ada(), &x, append).await {
                     Ok(_) => {
                         n += 1;
@@ -202,7 +203,7 @@ async fn restarted_database() {
     for task in tasks {
         let (x, n) = task.await.unwrap();
         let s = fresh.load(&ada(), &x).await.unwrap();
-        let want: Vec<String> = (0..n).flat_map(|n| raw(&turn(n))).collect();
+        let want: Vec<String> = (0..n).flat_map(|n| raw(&turn_messages(n))).collect();
         let stored = texts(&s);
         // The last turn may have been committed without being acknowledged.
         assert_eq!(stored[..want.len()], want, "{x}");
@@ -225,15 +226,18 @@ async fn a_file_truncated_at_every_byte_is_a_prefix() {
         let s = tenure.load(&ada(), &id("x")).await.unwrap();
         states.push((std::fs::metadata(&file).unwrap().len() as usize, Some(texts(&s))));
     };
-    tenure.create(&ada(), NewSession { title: Some("é".into()), ..named("x") }).await.unwrap();
+    tenure.create(&ada(), NewSession { title: Some("é".into()), ..new_session("x") }).await.unwrap();
     note(&mut states).await;
     for n in 0..2 {
-        tenure.append(&ada(), &id("x"), turn(n)).await.unwrap();
+        tenure.append(&ada(), &id("x"), turn_messages(n)).await.unwrap();
         note(&mut states).await;
     }
     tenure.rewind(&ada(), &id("x"), "turn-1").await.unwrap();
     note(&mut states).await;
-    tenure.append(&ada(), &id("x"), Append { idempotency_key: Some("k".into()), ..turn(2).into() }).await.unwrap();
+    tenure
+        .append(&ada(), &id("x"), Append { idempotency_key: Some("k".into()), ..turn_messages(2).into() })
+        .await
+        .unwrap();
     note(&mut states).await;
     drop(tenure);
     let bytes = std::fs::read(&file).unwrap();
@@ -251,16 +255,16 @@ async fn a_file_truncated_at_every_byte_is_a_prefix() {
         match want {
             None => {
                 assert_eq!(loaded.unwrap_err().code(), "not_found", "cut at {length}");
-                tenure.create(&ada(), named("x")).await.unwrap();
+                tenure.create(&ada(), new_session("x")).await.unwrap();
             }
             Some(want) => assert_eq!(&texts(&loaded.unwrap()), want, "cut at {length}"),
         }
-        tenure.append(&ada(), &id("x"), turn(9)).await.unwrap();
+        tenure.append(&ada(), &id("x"), turn_messages(9)).await.unwrap();
         drop(tenure);
         let again = reopen(&url).await;
         assert!(again.repairs().is_empty());
         let s = again.load(&ada(), &id("x")).await.unwrap();
-        assert_eq!(texts(&s), [want.clone().unwrap_or_default(), raw(&turn(9))].concat(), "cut at {length}");
+        assert_eq!(texts(&s), [want.clone().unwrap_or_default(), raw(&turn_messages(9))].concat(), "cut at {length}");
     }
 }
 
@@ -301,7 +305,7 @@ async fn full_disk(kind: &str) {
     let ballast = disk.0.path().join("ballast");
     std::fs::write(&ballast, vec![7u8; 1 << 20]).unwrap();
     let tenure = Tenure::open(&url).await.unwrap();
-    tenure.create(&ada(), named("x")).await.unwrap();
+    tenure.create(&ada(), new_session("x")).await.unwrap();
     let message = Message::user(&"a full kilobyte ".repeat(640));
     let mut acknowledged = 0;
     let error = loop {
@@ -337,10 +341,10 @@ async fn sessions_can_be_purged_on_a_full_disk() {
     let message = Message::user(&"a full kilobyte ".repeat(640));
     for n in 0..8 {
         let name = format!("old{n}");
-        tenure.create(&ada(), NewSession { tags: vec!["old".into()], ..named(&name) }).await.unwrap();
+        tenure.create(&ada(), NewSession { tags: vec!["old".into()], ..new_session(&name) }).await.unwrap();
         tenure.append(&ada(), &id(&name), vec![message.clone(); 20]).await.unwrap();
     }
-    tenure.create(&ada(), named("x")).await.unwrap();
+    tenure.create(&ada(), new_session("x")).await.unwrap();
     let mut stored = 0;
     while let Ok(appended) = tenure.append(&ada(), &id("x"), vec![message.clone()]).await {
         stored = appended.messages;
@@ -377,31 +381,31 @@ async fn a_full_disk_is_a_clear_error_on_jsonl() {
 }
 
 /// Damage is reported as an error that names its location; other sessions are unaffected.
-async fn damaged(kind: &str, damage: impl AsyncFn(&Home)) {
-    let Some(mut home) = Home::new(kind).await else { return };
+async fn damaged(kind: StoreKind, damage: impl AsyncFn(&TestTenure)) {
+    let Some(mut test) = TestTenure::new(kind).await else { return };
     for name in ["x", "y"] {
-        home.tenure.create(&ada(), named(name)).await.unwrap();
+        test.tenure.create(&ada(), new_session(name)).await.unwrap();
         for n in 0..3 {
-            home.tenure.append(&ada(), &id(name), turn(n)).await.unwrap();
+            test.tenure.append(&ada(), &id(name), turn_messages(n)).await.unwrap();
         }
     }
-    if kind != "postgres" {
-        home.tenure = Tenure::open("memory:").await.unwrap(); // closes the files
+    if kind != StoreKind::Postgres {
+        test.tenure = Tenure::open("memory:").await.unwrap(); // closes the files
     }
-    damage(&home).await;
-    home.reopen().await;
-    let error = home.tenure.load(&ada(), &id("x")).await.unwrap_err();
+    damage(&test).await;
+    test.reopen().await;
+    let error = test.tenure.load(&ada(), &id("x")).await.unwrap_err();
     assert_eq!(error.code(), "corrupt", "{error}");
     let text = error.to_string();
     assert!(text.contains("acme/x"), "it names the session: {text}");
     assert!(text.contains("record 8") || text.contains("x.jsonl:7"), "and the place: {text}");
-    assert_eq!(home.tenure.load(&ada(), &id("y")).await.unwrap().messages.len(), 12);
+    assert_eq!(test.tenure.load(&ada(), &id("y")).await.unwrap().messages.len(), 12);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_corrupted_row_is_located_on_sqlite() {
-    damaged("sqlite", async |home| {
-        let db = rusqlite::Connection::open(home.url.strip_prefix("sqlite:").unwrap()).unwrap();
+    damaged(StoreKind::Sqlite, async |test| {
+        let db = rusqlite::Connection::open(test.url().strip_prefix("sqlite:").unwrap()).unwrap();
         let sql = "UPDATE record SET entry = replace(entry, 'search', 'SEARCH') \
                    WHERE record_key & 0xffffffff = 8 AND record_key >> 32 = (SELECT id FROM head WHERE session = 'x')";
         assert_eq!(db.execute(sql, []).unwrap(), 1);
@@ -411,20 +415,17 @@ async fn a_corrupted_row_is_located_on_sqlite() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_corrupted_row_is_located_on_postgres() {
-    damaged("postgres", async |home| {
-        let (base, schema) = home.url.split_once("schema=").unwrap();
-        let (client, connection) = tokio_postgres::connect(base.trim_end_matches(['?', '&']), tokio_postgres::NoTls).await.unwrap();
-        tokio::spawn(connection);
-        let sql = format!("UPDATE {schema}.tenure_record SET entry = replace(entry, 'search', 'SEARCH') WHERE session = 'x' AND seq = 8");
-        assert_eq!(client.execute(&sql, &[]).await.unwrap(), 1);
+    damaged(StoreKind::Postgres, async |test| {
+        let sql = "UPDATE tenure_record SET entry = replace(entry, 'search', 'SEARCH') WHERE session = 'x' AND seq = 8";
+        test.store.schema().unwrap().execute(sql).await;
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_corrupted_line_is_located_on_jsonl() {
-    damaged("jsonl", async |home| {
-        let file = home.dir.as_ref().unwrap().path().join("sessions/acme/x.jsonl");
+    damaged(StoreKind::Jsonl, async |test| {
+        let file = test.directory().unwrap().join("sessions/acme/x.jsonl");
         let text = std::fs::read_to_string(&file).unwrap();
         let broken = text.replacen("question 1", "question #", 1);
         assert_ne!(broken, text);

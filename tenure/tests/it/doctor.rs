@@ -2,37 +2,38 @@
 //! damage is repaired.
 
 use crate::on_every_store;
-use crate::places::*;
+use crate::support::*;
 use std::path::PathBuf;
 use tenure::store::{Commit, Item, Namespace, Owner};
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{log::*, maintenance::*, run::*, session::*, *};
 
 /// Creates sessions with media, forks, a rewind, items and every status, in two tenants. Returns
 /// their number.
-async fn create_sessions(home: &Home) -> usize {
-    let tenure = &home.tenure;
-    let ada = ada();
+async fn create_sessions(test: &TestTenure) -> usize {
+    let (tenure, ada) = (&test.tenure, ada());
     let other = Principal::new("other", "ada").unwrap();
     for (principal, name) in [(&ada, "x"), (&ada, "y"), (&other, "x"), (&ada, "gone"), (&ada, "old")] {
-        tenure.create(principal, named(name)).await.unwrap();
+        tenure.create(principal, new_session(name)).await.unwrap();
         for n in 0..3 {
-            tenure.append(principal, &id(name), turn(n)).await.unwrap();
-            home.pass(jiff::SignedDuration::from_secs(1));
+            tenure.append(principal, &id(name), turn_messages(n)).await.unwrap();
+            test.advance(jiff::SignedDuration::from_secs(1));
         }
     }
     for (principal, name, fill) in [(&ada, "x", "a"), (&ada, "y", "b"), (&other, "x", "a")] {
-        tenure.append(principal, &id(name), vec![picture("look", fill), Message::assistant("nice")]).await.unwrap();
+        tenure
+            .append(principal, &id(name), vec![image_message("look", fill), Message::assistant("nice")])
+            .await
+            .unwrap();
     }
     tenure.fork(&ada, &id("x"), Fork::at(Point::Turn(1)).id(Some(id("f")))).await.unwrap();
     tenure.fork(&ada, &id("x"), Fork::at(Point::Turn(4)).id(Some(id("g")))).await.unwrap();
     tenure.fork(&ada, &id("old"), Fork::at(Point::Turn(2)).id(Some(id("heir")))).await.unwrap();
-    tenure.append(&ada, &id("heir"), turn(9)).await.unwrap();
+    tenure.append(&ada, &id("heir"), turn_messages(9)).await.unwrap();
     tenure.purge(&ada, &id("old"), None).await.unwrap();
     tenure.rewind(&ada, &id("y"), "turn-1").await.unwrap();
     tenure.delete(&ada, &id("gone"), None).await.unwrap();
-    let at = home.now();
-    let key = "k".to_owned();
-    let value = "1".to_owned();
+    let at = test.now();
+    let (key, value) = ("k".to_owned(), "1".to_owned());
     let item = Item { key, value, text: Some("tea".into()), created_at: at, used_at: at, uses: 0, expires_at: None };
     let tenant = ada.tenant.clone();
     for owner in [Owner::Session(id("x")), Owner::User(ada.user.clone())] {
@@ -42,8 +43,8 @@ async fn create_sessions(home: &Home) -> usize {
     7
 }
 
-async fn findings_of(home: &Home) -> Vec<String> {
-    home.tenure.examine(|_| ()).await.unwrap().iter().map(Finding::to_string).collect()
+async fn findings_of(test: &TestTenure) -> Vec<String> {
+    test.tenure.examine(|_| ()).await.unwrap().iter().map(Finding::to_string).collect()
 }
 
 /// Returns true if one finding contains all words.
@@ -52,51 +53,51 @@ fn has_finding(findings: &[String], words: &[&str]) -> bool {
 }
 
 on_every_store! {
-    async fn a_consistent_store_has_no_findings(home: &mut Home) {
-        let sessions = create_sessions(home).await;
+    async fn a_consistent_store_has_no_findings(test: &mut TestTenure) {
+        let sessions = create_sessions(test).await;
         let mut progress = Vec::new();
-        assert_eq!(home.tenure.examine(|session_number| progress.push(session_number)).await.unwrap(), []);
+        assert_eq!(test.tenure.examine(|session_number| progress.push(session_number)).await.unwrap(), []);
         assert_eq!(progress, (1..=sessions).collect::<Vec<_>>());
-        home.reopen().await;
-        let tenure = home.tenure.clone();
+        test.reopen().await;
+        let tenure = test.tenure.clone();
         let repaired = tokio::spawn(async move { tenure.repair_all(|_| ()).await }).await.unwrap().unwrap();
         assert_eq!(repaired, RepairReport::default());
     }
 
-    /// A head without the positions of the prompt prefix is not damaged: they are then unknown. A recorded
-    /// value must be correct.
-    async fn a_head_without_a_prompt_prefix_has_no_findings(home: &mut Home) {
-        create_sessions(home).await;
-        let correct = home.tenure.head(&admin(), &id("x")).await.unwrap();
+    /// Heads of older versions do not record the instructions; this is not damage. A recorded value
+    /// must be correct.
+    async fn a_head_of_an_older_version_has_no_findings(test: &mut TestTenure) {
+        create_sessions(test).await;
+        let correct = test.tenure.head(&admin(), &id("x")).await.unwrap();
         let prompt_prefix = correct.prompt_prefix.clone().unwrap();
-        let unknown = Head { prompt_prefix: None, ..correct.clone() };
-        home.tenure.store().commit(&Commit::new(Some(correct.end()), Vec::new(), unknown)).await.unwrap();
-        assert_eq!(findings_of(home).await, [""; 0]);
+        let older = Head { prompt_prefix: None, ..correct.clone() };
+        test.tenure.store().commit(&Commit::new(Some(correct.end()), Vec::new(), older)).await.unwrap();
+        assert_eq!(findings_of(test).await, [""; 0]);
         let wrong = Head { prompt_prefix: Some(PromptPrefix { summary: Some((3, 2)), ..prompt_prefix }), ..correct.clone() };
-        home.tenure.store().commit(&Commit::new(Some(correct.end()), Vec::new(), wrong)).await.unwrap();
-        let findings = home.tenure.examine(|_| ()).await.unwrap();
-        assert!(findings.len() == 1 && findings[0].description.ends_with("prompt_prefix"), "{findings:?}");
-        assert!(home.tenure.repair(&findings[0]).await.unwrap());
-        assert_eq!(home.tenure.head(&admin(), &id("x")).await.unwrap().prompt_prefix, correct.prompt_prefix);
+        test.tenure.store().commit(&Commit::new(Some(correct.end()), Vec::new(), wrong)).await.unwrap();
+        let findings = test.tenure.examine(|_| ()).await.unwrap();
+        assert!(findings.len() == 1 && findings[0].description.ends_with("front"), "{findings:?}");
+        assert!(test.tenure.repair(&findings[0]).await.unwrap());
+        assert_eq!(test.tenure.head(&admin(), &id("x")).await.unwrap().prompt_prefix, correct.prompt_prefix);
     }
 
-    async fn a_wrong_head_is_repaired(home: &mut Home) {
-        create_sessions(home).await;
+    async fn a_wrong_head_is_repaired(test: &mut TestTenure) {
+        create_sessions(test).await;
         for name in ["x", "f", "heir"] {
-            let correct = home.tenure.head(&admin(), &id(name)).await.unwrap();
+            let correct = test.tenure.head(&admin(), &id(name)).await.unwrap();
             let mut wrong = correct.clone();
             (wrong.digest.messages, wrong.info.title, wrong.status) = (99, Some("no".into()), Status::Paused);
-            home.tenure.store().commit(&Commit::new(Some(wrong.end()), Vec::new(), wrong)).await.unwrap();
-            let findings = home.tenure.examine(|_| ()).await.unwrap();
+            test.tenure.store().commit(&Commit::new(Some(wrong.end()), Vec::new(), wrong)).await.unwrap();
+            let findings = test.tenure.examine(|_| ()).await.unwrap();
             assert_eq!(findings.len(), 1, "{findings:?}");
             assert_eq!(findings[0].remedy, Remedy::RebuildHead(correct.key()));
-            assert!(findings[0].description.ends_with("digest, info, status"), "{}", findings[0]);
-            assert!(home.tenure.repair(&findings[0]).await.unwrap());
-            let now = home.tenure.head(&admin(), &id(name)).await.unwrap();
+            assert!(findings[0].description.ends_with("info, mark, status"), "{}", findings[0]);
+            assert!(test.tenure.repair(&findings[0]).await.unwrap());
+            let now = test.tenure.head(&admin(), &id(name)).await.unwrap();
             assert_eq!(Head { due_at: correct.due_at, ..now }, correct);
-            assert_eq!(findings_of(home).await, [""; 0]);
+            assert_eq!(findings_of(test).await, [""; 0]);
         }
-        home.tenure.append(&ada(), &id("x"), turn(7)).await.unwrap();
+        test.tenure.append(&ada(), &id("x"), turn_messages(7)).await.unwrap();
     }
 }
 
@@ -187,87 +188,81 @@ const CASES: [Case; 12] = [
     },
 ];
 
-async fn execute(home: &Home, case: &Case) {
-    if let Some(file) = home.url.strip_prefix("sqlite:") {
+async fn execute(test: &TestTenure, case: &Case) {
+    if let Some(file) = test.url().strip_prefix("sqlite:") {
         return rusqlite::Connection::open(file).unwrap().execute_batch(case.sqlite).unwrap();
     }
-    let (base, schema) = home.url.split_once("schema=").unwrap();
-    let base = base.trim_end_matches(['?', '&']);
-    let (client, connection) = tokio_postgres::connect(base, tokio_postgres::NoTls).await.unwrap();
-    tokio::spawn(connection);
-    client.batch_execute(&format!("SET search_path TO {schema}; {}", case.postgres)).await.unwrap();
+    test.store.schema().unwrap().execute(case.postgres).await;
 }
 
 /// Each case is found while the store is open; repairable damage is repaired, and nothing else is
 /// changed.
-async fn rows_changed_by_hand(kind: &str) {
+async fn rows_changed_by_hand(kind: StoreKind) {
     for case in &CASES {
-        let Some(home) = Home::new(kind).await else { return };
-        create_sessions(&home).await;
-        execute(&home, case).await;
-        let findings = findings_of(&home).await;
+        let Some(test) = TestTenure::new(kind).await else { return };
+        create_sessions(&test).await;
+        execute(&test, case).await;
+        let findings = findings_of(&test).await;
         assert!(has_finding(&findings, case.words), "{:?} is not in {findings:#?}", case.words);
-        let repaired = home.tenure.repair_all(|_| ()).await.unwrap();
+        let repaired = test.tenure.repair_all(|_| ()).await.unwrap();
         assert_eq!(!repaired.repaired.is_empty(), case.repairable, "{:#?}", repaired);
-        let remaining = findings_of(&home).await;
+        let remaining = findings_of(&test).await;
         assert_eq!(remaining.is_empty(), case.repairable, "{remaining:#?}");
         assert_eq!(has_finding(&remaining, case.words), !case.repairable, "{remaining:#?}");
         // Records needed by other sessions are unchanged.
-        home.tenure.load(&ada(), &id("heir")).await.unwrap();
+        test.tenure.load(&ada(), &id("heir")).await.unwrap();
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_changed_by_hand_are_found_on_sqlite() {
-    rows_changed_by_hand("sqlite").await;
+    rows_changed_by_hand(StoreKind::Sqlite).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_changed_by_hand_are_found_on_postgres() {
-    rows_changed_by_hand("postgres").await;
+    rows_changed_by_hand(StoreKind::Postgres).await;
 }
 
 /// Damage specific to SQLite: columns beside the head, records beyond the end of a log, and pages.
 #[tokio::test(flavor = "multi_thread")]
 async fn damage_below_the_rows_is_found_on_sqlite() {
-    let mut home = Home::new("sqlite").await.unwrap();
-    create_sessions(&home).await;
-    let file = home.url.strip_prefix("sqlite:").unwrap().to_owned();
+    let mut test = TestTenure::new(StoreKind::Sqlite).await.unwrap();
+    create_sessions(&test).await;
+    let file = test.url().strip_prefix("sqlite:").unwrap().to_owned();
     let db = || rusqlite::Connection::open(&file).unwrap();
-    db().execute_batch("UPDATE head SET status = 'paused', visible_hash = zeroblob(16) WHERE session = 'f'").unwrap();
-    let findings = home.tenure.examine(|_| ()).await.unwrap();
+    db().execute_batch("UPDATE head SET status = 'paused', hash = zeroblob(16) WHERE session = 'f'").unwrap();
+    let findings = test.tenure.examine(|_| ()).await.unwrap();
     assert_eq!(findings.len(), 1);
     assert!(findings[0].description.contains("user, status or hash differs from the serialized head"), "{findings:?}");
-    assert_eq!(home.tenure.repair_all(|_| ()).await.unwrap().remaining, []);
+    assert_eq!(test.tenure.repair_all(|_| ()).await.unwrap().remaining, []);
 
-    db().execute_batch(
-        "INSERT INTO record SELECT record_key + 50, at, checksum, entry FROM record WHERE record_key & 0xffffffff = 2",
-    )
-    .unwrap();
-    assert!(has_finding(&findings_of(&home).await, &["acme/y", "1 records are outside the range of its log"]));
-    db().execute_batch("DELETE FROM record WHERE record_key & 0xffffffff > 40").unwrap();
-    assert_eq!(findings_of(&home).await, [""; 0]);
+    db().execute_batch("INSERT INTO record SELECT k + 50, at, sum, entry FROM record WHERE k & 0xffffffff = 2")
+        .unwrap();
+    assert!(has_finding(&findings_of(&test).await, &["acme/y", "1 records are outside the range of its log"]));
+    db().execute_batch("DELETE FROM record WHERE k & 0xffffffff > 40").unwrap();
+    assert_eq!(findings_of(&test).await, [""; 0]);
 
     // An index with an overwritten page.
     let number = |sql: &str| db().query_row(sql, [], |r| r.get::<_, u32>(0)).unwrap() as usize;
     let size = number("PRAGMA page_size");
     let page = number("SELECT rootpage FROM sqlite_schema WHERE name = 'head_active'");
-    home.tenure = Tenure::open("memory:").await.unwrap();
+    test.tenure = Tenure::open("memory:").await.unwrap();
     let mut bytes = std::fs::read(&file).unwrap();
     bytes[page * size - 100..page * size].fill(0x11);
     std::fs::write(&file, bytes).unwrap();
-    home.reopen().await;
-    let findings = home.tenure.examine(|_| ()).await.unwrap();
+    test.reopen().await;
+    let findings = test.tenure.examine(|_| ()).await.unwrap();
     assert!(findings.iter().any(|f| f.description.contains("SQLite reports damage")), "{findings:?}");
     assert!(findings.iter().all(|f| !f.is_repairable() && f.to_string().contains(".recover")), "{findings:?}");
-    assert_eq!(home.tenure.repair_all(|_| ()).await.unwrap().repaired, []);
+    assert_eq!(test.tenure.repair_all(|_| ()).await.unwrap().repaired, []);
 
     // A file that is corrupted throughout.
-    home.tenure = Tenure::open("memory:").await.unwrap();
+    test.tenure = Tenure::open("memory:").await.unwrap();
     let mut bytes = std::fs::read(&file).unwrap();
     bytes[size..].fill(0x11);
     std::fs::write(&file, bytes).unwrap();
-    if let Ok(tenure) = Tenure::open(&home.url).await {
+    if let Ok(tenure) = Tenure::open(test.url()).await {
         let findings = tenure.examine(|_| ()).await.unwrap();
         assert!(findings.iter().any(|f| f.to_string().contains("backup")), "{findings:?}");
     }
@@ -276,9 +271,9 @@ async fn damage_below_the_rows_is_found_on_sqlite() {
 /// Files changed manually while the store is open, and before it is opened.
 #[tokio::test(flavor = "multi_thread")]
 async fn files_changed_by_hand_are_found_on_jsonl() {
-    let mut home = Home::new("jsonl").await.unwrap();
-    create_sessions(&home).await;
-    let root = home.dir.as_ref().unwrap().path().join("sessions").canonicalize().unwrap();
+    let mut test = TestTenure::new(StoreKind::Jsonl).await.unwrap();
+    create_sessions(&test).await;
+    let root = test.directory().unwrap().join("sessions").canonicalize().unwrap();
     let file = |name: &str| root.join(name);
     let replace_text = |path: &PathBuf, from: &str, to: &str| {
         let text = std::fs::read_to_string(path).unwrap();
@@ -296,10 +291,10 @@ async fn files_changed_by_hand_are_found_on_jsonl() {
         (&*format!("acme/blobs/{orphan}"), vec!["no session references it", "removes it"]),
     ] {
         std::fs::write(file(name), "nobody's").unwrap();
-        let findings = findings_of(&home).await;
+        let findings = findings_of(&test).await;
         assert_eq!(findings.len(), 1, "{findings:?}");
         assert!(findings[0].contains(name) && has_finding(&findings, &words), "{findings:?}");
-        let repaired = home.tenure.repair_all(|_| ()).await.unwrap().repaired;
+        let repaired = test.tenure.repair_all(|_| ()).await.unwrap().repaired;
         assert_eq!(repaired.len(), usize::from(name.ends_with(&orphan)));
         assert_eq!(file(name).exists(), repaired.is_empty(), "only what is ours is ever removed");
         if file(name).exists() {
@@ -308,28 +303,28 @@ async fn files_changed_by_hand_are_found_on_jsonl() {
     }
     let x = file("acme/x.jsonl");
     replace_text(&x, "question 1", "question #");
-    assert!(has_finding(&findings_of(&home).await, &["acme/x.jsonl:", "checksum", "backup"]));
+    assert!(has_finding(&findings_of(&test).await, &["acme/x.jsonl:", "checksum", "backup"]));
     replace_text(&x, "question #", "question 1");
     let full = std::fs::read(&x).unwrap();
     std::fs::write(&x, [&full[..], b"{\"seq\":"].concat()).unwrap();
-    assert!(has_finding(&findings_of(&home).await, &["acme/x.jsonl:", "the last 7 bytes are not a complete commit"]));
+    assert!(has_finding(&findings_of(&test).await, &["acme/x.jsonl:", "the last 7 bytes are not a complete commit"]));
     std::fs::write(&x, &full).unwrap();
     let blob = std::fs::read_dir(file("other/blobs")).unwrap().next().unwrap().unwrap().path();
     let bytes = std::fs::read(&blob).unwrap();
     std::fs::write(&blob, "other").unwrap();
-    assert!(has_finding(&findings_of(&home).await, &["session other/x, record", "references blob", "damaged"]));
+    assert!(has_finding(&findings_of(&test).await, &["session other/x, record", "references blob", "damaged"]));
     std::fs::remove_file(&blob).unwrap();
-    assert!(has_finding(&findings_of(&home).await, &["session other/x, record", "references blob", "missing"]));
+    assert!(has_finding(&findings_of(&test).await, &["session other/x, record", "references blob", "missing"]));
     std::fs::write(&blob, bytes).unwrap();
-    assert_eq!(findings_of(&home).await, [""; 0]);
+    assert_eq!(findings_of(&test).await, [""; 0]);
 
     // Before opening: a damaged session, and one whose file is missing although forks reference it.
-    home.tenure = Tenure::open("memory:").await.unwrap();
+    test.tenure = Tenure::open("memory:").await.unwrap();
     replace_text(&file("acme/y.jsonl"), "question 1", "question #");
     std::fs::remove_file(&x).unwrap();
-    home.reopen().await;
+    test.reopen().await;
     std::fs::write(file("acme/blobs").join(&orphan), "nobody's").unwrap();
-    let repaired = home.tenure.repair_all(|_| ()).await.unwrap();
+    let repaired = test.tenure.repair_all(|_| ()).await.unwrap();
     let remaining: Vec<String> = repaired.remaining.iter().map(Finding::to_string).collect();
     assert_eq!((repaired.repaired.len(), remaining.len()), (0, 3), "{remaining:#?}");
     assert!(has_finding(&remaining, &["acme/y.jsonl:", "checksum"]));

@@ -5,10 +5,10 @@
 //! format gets a new folder, created with `TENURE_WRITE_FORMAT=1 cargo test -p tenure --test it
 //! formats::write`.
 
-use crate::places::*;
+use crate::support::*;
 use std::path::{Path, PathBuf};
 use tenure::store::{Commit, FORMAT, Item, Namespace, Owner};
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{log::*, policy::*, rules::*, session::*, *};
 
 fn folder(format: u32) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/formats").join(format.to_string())
@@ -49,15 +49,15 @@ async fn fill(tenure: &Tenure) {
     let records: Vec<Record> = (1..).zip(entries()).map(|(seq, entry)| Record { seq, at, entry }).collect();
     let session = Session::replay(&principal.key(&id("every.kind")), records.clone()).unwrap();
     tenure.store().commit(&Commit::new(None, records, session.head().clone())).await.unwrap();
-    tenure.create(&principal, named("p")).await.unwrap();
-    tenure.append(&principal, &id("p"), [turn(1), vec![picture("see", "F")]].concat()).await.unwrap();
+    tenure.create(&principal, new_session("p")).await.unwrap();
+    tenure.append(&principal, &id("p"), [turn_messages(1), vec![image_message("see", "F")]].concat()).await.unwrap();
     tenure.fork(&principal, &id("p"), Fork::at(Point::Position(2)).id(Some(id("f")))).await.unwrap();
     tenure
-        .append(&principal, &id("f"), Append { idempotency_key: Some("key".into()), ..turn(2).into() })
+        .append(&principal, &id("f"), Append { idempotency_key: Some("key".into()), ..turn_messages(2).into() })
         .await
         .unwrap();
     tenure.rewind(&principal, &id("p"), Point::Position(4)).await.unwrap();
-    tenure.append(&principal, &id("p"), vec![picture("see", "G")]).await.unwrap();
+    tenure.append(&principal, &id("p"), vec![image_message("see", "G")]).await.unwrap();
     tenure
         .cache_put(&principal, &id("p"), "tool", &serde_json::json!({"a": 1}), &serde_json::json!("r"))
         .await
@@ -93,12 +93,12 @@ async fn check(tenure: &Tenure) {
     assert_eq!(texts(&s)[0], r#"{ "role":"user", "content":"hello \u0000 é", "x":1.10 }"#);
     assert_eq!(history(&s, &Window::default()).len(), 5, "instructions, summary, and what came after it");
     let p = tenure.load_any(&principal, &id("p")).await.unwrap();
-    assert_eq!(texts(&p), raw(&[turn(1), vec![picture("see", "G")]].concat()));
+    assert_eq!(texts(&p), raw(&[turn_messages(1), vec![image_message("see", "G")]].concat()));
     let discarded = tenure.discarded(&principal, &id("p")).await.unwrap();
-    assert_eq!(discarded[0].messages[0].message.as_str(), picture("see", "F").as_str());
+    assert_eq!(discarded[0].messages[0].message.as_str(), image_message("see", "F").as_str());
     assert_eq!(
         texts(&tenure.load_any(&principal, &id("f")).await.unwrap()),
-        raw(&[turn(1)[..2].to_vec(), turn(2)].concat())
+        raw(&[turn_messages(1)[..2].to_vec(), turn_messages(2)].concat())
     );
     let namespace = Namespace {
         tenant: principal.tenant.clone(),
@@ -107,7 +107,7 @@ async fn check(tenure: &Tenure) {
     };
     assert_eq!(tenure.store().search(&namespace, "grüße", 3).await.unwrap()[0].item.key, "n");
     // The session is writable.
-    tenure.append(&principal, &id("f"), turn(3)).await.unwrap();
+    tenure.append(&principal, &id("f"), turn_messages(3)).await.unwrap();
 }
 
 fn options() -> Options {
@@ -168,13 +168,9 @@ async fn a_newer_format_is_refused() {
             other => panic!("{kind}: {other:?}"),
         }
     }
-    if let Some(home) = Home::new("postgres").await {
-        let (base, schema) = home.url.split_once("schema=").unwrap();
-        let (client, connection) =
-            tokio_postgres::connect(base.trim_end_matches(['?', '&']), tokio_postgres::NoTls).await.unwrap();
-        tokio::spawn(connection);
-        client.batch_execute(&format!("INSERT INTO {schema}.tenure_format(version) VALUES (99)")).await.unwrap();
-        match Tenure::open(&home.url).await {
+    if let Some(test) = TestTenure::new(StoreKind::Postgres).await {
+        test.store.schema().unwrap().execute("INSERT INTO tenure_format(version) VALUES (99)").await;
+        match Tenure::open(test.url()).await {
             Err(e @ Error::NewerFormat { version: 99, .. }) => assert!(e.to_string().contains("newer version"), "{e}"),
             other => panic!("{other:?}"),
         }

@@ -2,12 +2,12 @@
 //! `NAME.want` describes the expected result. A new case is a new file; the failure message shows
 //! the content for its `.want`.
 
-use crate::places::{ada, id, raw};
+use crate::support::{ada, id, raw};
 use serde_json::json;
 use std::fmt::Write;
 use std::path::PathBuf;
 use tenure::import::{ImportFormat, ImportedSession, SkippedPart, read, read_agents_db, to_mistralrs};
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{policy::*, rules::*, session::*, *};
 
 fn fixtures() -> Vec<PathBuf> {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/foreign");
@@ -78,7 +78,7 @@ async fn parsed_sessions_can_be_imported() {
         let x = id(&format!("s{i}"));
         tenure.import(&ada(), &x, foreign.export.clone(), None).await.unwrap();
         let session = tenure.load(&ada(), &x).await.unwrap();
-        assert_eq!(crate::places::texts(&session), raw(&foreign.export.messages));
+        assert_eq!(crate::support::texts(&session), raw(&foreign.export.messages));
         assert!(is_valid(&history(&session, &Window::default())));
     }
 }

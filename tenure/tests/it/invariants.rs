@@ -2,21 +2,21 @@
 //! `rules.rs`, 7 in `operations.rs`, 10 in `lifecycle.rs`, 11 in `formats.rs`.)
 
 use crate::on_every_store;
-use crate::places::*;
+use crate::support::*;
 use serde_json::json;
 use std::collections::BTreeSet;
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{log::*, policy::*, run::*, session::*, *};
 
 on_every_store! {
     /// Invariant 4: per session, writes are linearizable; a superseded writer is never
     /// acknowledged.
-    async fn writes_are_linearizable(home: &mut Home) {
+    async fn writes_are_linearizable(test: &mut TestTenure) {
         let principal = ada();
-        home.tenure.create(&principal, named("x")).await.unwrap();
+        test.tenure.create(&principal, new_session("x")).await.unwrap();
         // Four instances with separate caches, with four concurrent writers each.
         let mut tasks = Vec::new();
         for node in 0..4 {
-            let tenure = home.beside();
+            let tenure = test.second_node();
             for writer in 0..4 {
                 let tenure = tenure.clone();
                 let principal = principal.clone();
@@ -38,7 +38,7 @@ on_every_store! {
         for task in tasks {
             acknowledged.extend(task.await.unwrap());
         }
-        let s = home.beside().load(&principal, &id("x")).await.unwrap();
+        let s = test.second_node().load(&principal, &id("x")).await.unwrap();
         assert!(acknowledged.len() > 100, "most writers get through: {}", acknowledged.len());
         assert_eq!(s.messages.len(), acknowledged.len(), "what was not acknowledged is not there");
         let seqs: BTreeSet<Seq> = acknowledged.iter().map(|a| a.1).collect();
@@ -51,70 +51,65 @@ on_every_store! {
     }
 
     /// An instance with a stale cache reads what another has written, and refreshes when it writes.
-    async fn a_reader_sees_every_acknowledged_write(home: &mut Home) {
-        let principal = ada();
-        let x = id("x");
-        let other = home.beside();
-        home.tenure.create(&principal, named("x")).await.unwrap();
+    async fn a_reader_sees_every_acknowledged_write(test: &mut TestTenure) {
+        let (principal, x) = (ada(), id("x"));
+        let other = test.second_node();
+        test.tenure.create(&principal, new_session("x")).await.unwrap();
         for n in 0..5 {
-            other.append(&principal, &x, turn(n)).await.unwrap();
-            assert_eq!(home.tenure.load(&principal, &x).await.unwrap().messages.len(), 4 * (2 * n + 1));
-            home.tenure.append(&principal, &x, turn(n)).await.unwrap();
+            other.append(&principal, &x, turn_messages(n)).await.unwrap();
+            assert_eq!(test.tenure.load(&principal, &x).await.unwrap().messages.len(), 4 * (2 * n + 1));
+            test.tenure.append(&principal, &x, turn_messages(n)).await.unwrap();
             assert_eq!(other.load(&principal, &x).await.unwrap().messages.len(), 4 * (2 * n + 2));
         }
         // A stale cache must not make a necessary operation a no-op.
         other.pause(&principal, &x, None).await.unwrap();
-        assert_eq!(home.tenure.activate(&principal, &x).await.unwrap().status, Status::Active);
+        assert_eq!(test.tenure.activate(&principal, &x).await.unwrap().status, Status::Active);
         assert_eq!(other.load(&principal, &x).await.unwrap().head().status, Status::Active);
         other.rewind(&principal, &x, Point::Turn(1)).await.unwrap();
-        home.tenure.append(&principal, &x, turn(9)).await.unwrap();
-        let a = home.tenure.load(&principal, &x).await.unwrap();
-        let b = other.load(&principal, &x).await.unwrap();
+        test.tenure.append(&principal, &x, turn_messages(9)).await.unwrap();
+        let (a, b) = (test.tenure.load(&principal, &x).await.unwrap(), other.load(&principal, &x).await.unwrap());
         assert_eq!(a, b);
-        assert_eq!(texts(&a), raw(&[turn(0), turn(9)].concat()));
+        assert_eq!(texts(&a), raw(&[turn_messages(0), turn_messages(9)].concat()));
         let rebuilt = Session::replay(&principal.key(&x), all_records(&other, &a).await).unwrap();
         assert_eq!(Head { due_at: a.head().due_at, ..rebuilt.head().clone() }, *a.head(), "the card follows from the log");
         // After a purge and re-creation by another instance, the cached session is not mistaken for
         // the new one.
         other.purge(&principal, &x, None).await.unwrap();
-        home.pass(jiff::SignedDuration::from_secs(1));
-        other.create(&principal, named("x")).await.unwrap();
+        test.advance(jiff::SignedDuration::from_secs(1));
+        other.create(&principal, new_session("x")).await.unwrap();
         for n in 0..6 {
-            other.append(&principal, &x, turn(n)).await.unwrap();
+            other.append(&principal, &x, turn_messages(n)).await.unwrap();
         }
         let mut fresh = other.load(&principal, &x).await.unwrap();
         while fresh.head().seq < a.head().seq {
             other.checkpoint(&principal, &x, None).await.unwrap();
             fresh = other.load(&principal, &x).await.unwrap();
         }
-        home.tenure.append(&principal, &x, turn(7)).await.unwrap();
-        let a = home.tenure.load(&principal, &x).await.unwrap();
-        let b = other.load(&principal, &x).await.unwrap();
+        test.tenure.append(&principal, &x, turn_messages(7)).await.unwrap();
+        let (a, b) = (test.tenure.load(&principal, &x).await.unwrap(), other.load(&principal, &x).await.unwrap());
         assert_eq!(a, b);
         assert_eq!(a.messages.len(), 28);
     }
 
     /// Invariant 5: a repeated idempotency key returns the same answer, also after a restart; with
     /// a different body it is rejected.
-    async fn the_same_idempotency_key_returns_the_same_response(home: &mut Home) {
-        let principal = ada();
-        let x = id("x");
-        home.tenure.create(&principal, named("x")).await.unwrap();
-        let keyed = |n: usize| Append { idempotency_key: Some("k".into()), ..turn(n).into() };
-        let first = home.tenure.append(&principal, &x, keyed(1)).await.unwrap();
-        home.tenure.append(&principal, &x, turn(2)).await.unwrap();
-        assert_eq!(home.tenure.append(&principal, &x, keyed(1)).await.unwrap(), first);
-        home.reopen().await;
-        assert_eq!(home.tenure.append(&principal, &x, keyed(1)).await.unwrap(), first);
-        let error = home.tenure.append(&principal, &x, keyed(3)).await.unwrap_err();
+    async fn the_same_idempotency_key_returns_the_same_response(test: &mut TestTenure) {
+        let (principal, x) = (ada(), id("x"));
+        test.tenure.create(&principal, new_session("x")).await.unwrap();
+        let keyed = |n: usize| Append { idempotency_key: Some("k".into()), ..turn_messages(n).into() };
+        let first = test.tenure.append(&principal, &x, keyed(1)).await.unwrap();
+        test.tenure.append(&principal, &x, turn_messages(2)).await.unwrap();
+        assert_eq!(test.tenure.append(&principal, &x, keyed(1)).await.unwrap(), first);
+        test.reopen().await;
+        assert_eq!(test.tenure.append(&principal, &x, keyed(1)).await.unwrap(), first);
+        let error = test.tenure.append(&principal, &x, keyed(3)).await.unwrap_err();
         assert_eq!(error.code(), "idempotency_key_reused");
-        assert_eq!(home.tenure.load(&principal, &x).await.unwrap().messages.len(), 8);
+        assert_eq!(test.tenure.load(&principal, &x).await.unwrap().messages.len(), 8);
         // Concurrent requests with the same key are executed once.
         let mut tasks = Vec::new();
         for n in 0..16 {
-            let tenure = if n % 2 == 0 { home.beside() } else { home.tenure.clone() };
-            let principal = principal.clone();
-            let append = Append { idempotency_key: Some("race".into()), ..turn(5).into() };
+            let (tenure, principal) = (if n % 2 == 0 { test.second_node() } else { test.tenure.clone() }, principal.clone());
+            let append = Append { idempotency_key: Some("race".into()), ..turn_messages(5).into() };
             tasks.push(tokio::spawn(async move { tenure.append(&principal, &id("x"), append).await.unwrap() }));
         }
         let mut answers = Vec::new();
@@ -122,45 +117,43 @@ on_every_store! {
             answers.push(task.await.unwrap());
         }
         assert!(answers.iter().all(|a| *a == answers[0]), "{answers:?}");
-        assert_eq!(home.tenure.load(&principal, &x).await.unwrap().messages.len(), 12);
+        assert_eq!(test.tenure.load(&principal, &x).await.unwrap().messages.len(), 12);
     }
 
     /// A key is forgotten at its expiry time, as every other item is.
-    async fn an_idempotency_key_expires_at_its_expiry_time(home: &mut Home) {
-        let principal = ada();
-        let x = id("x");
-        home.tenure.create(&principal, named("x")).await.unwrap();
-        let keyed = |n: usize| Append { idempotency_key: Some("k".into()), ..turn(n).into() };
-        home.tenure.append(&principal, &x, keyed(1)).await.unwrap();
+    async fn an_idempotency_key_expires_at_its_expiry_time(test: &mut TestTenure) {
+        let (principal, x) = (ada(), id("x"));
+        test.tenure.create(&principal, new_session("x")).await.unwrap();
+        let keyed = |n: usize| Append { idempotency_key: Some("k".into()), ..turn_messages(n).into() };
+        test.tenure.append(&principal, &x, keyed(1)).await.unwrap();
         let instant = jiff::SignedDuration::from_micros(1);
-        home.pass(jiff::SignedDuration::from_hours(24) - instant);
-        let error = home.tenure.append(&principal, &x, keyed(2)).await.unwrap_err();
+        test.advance(jiff::SignedDuration::from_hours(24) - instant);
+        let error = test.tenure.append(&principal, &x, keyed(2)).await.unwrap_err();
         assert_eq!(error.code(), "idempotency_key_reused", "one microsecond before");
-        home.pass(instant);
-        home.tenure.append(&principal, &x, keyed(2)).await.unwrap();
+        test.advance(instant);
+        test.tenure.append(&principal, &x, keyed(2)).await.unwrap();
     }
 
     /// `expect` makes an append conditional.
-    async fn an_append_can_be_conditional(home: &mut Home) {
-        let principal = ada();
-        let x = id("x");
-        let seq = home.tenure.create(&principal, named("x")).await.unwrap().head().seq;
-        let at = |seq, n| Append { if_match: Some(seq), ..turn(n).into() };
-        let appended = home.tenure.append(&principal, &x, at(seq, 1)).await.unwrap();
-        assert_eq!(home.tenure.append(&principal, &x, at(seq, 2)).await.unwrap_err().code(), "conflict");
-        home.beside().append(&principal, &x, at(appended.seq, 2)).await.unwrap();
-        assert_eq!(home.tenure.append(&principal, &x, at(appended.seq, 3)).await.unwrap_err().code(), "conflict");
-        assert_eq!(home.tenure.load(&principal, &x).await.unwrap().messages.len(), 8);
+    async fn an_append_can_be_conditional(test: &mut TestTenure) {
+        let (principal, x) = (ada(), id("x"));
+        let seq = test.tenure.create(&principal, new_session("x")).await.unwrap().head().seq;
+        let at = |seq, n| Append { if_match: Some(seq), ..turn_messages(n).into() };
+        let appended = test.tenure.append(&principal, &x, at(seq, 1)).await.unwrap();
+        assert_eq!(test.tenure.append(&principal, &x, at(seq, 2)).await.unwrap_err().code(), "conflict");
+        test.second_node().append(&principal, &x, at(appended.seq, 2)).await.unwrap();
+        assert_eq!(test.tenure.append(&principal, &x, at(appended.seq, 3)).await.unwrap_err().code(), "conflict");
+        assert_eq!(test.tenure.load(&principal, &x).await.unwrap().messages.len(), 8);
     }
 
     /// Invariant 9: a tenant's requests never change or reveal anything of another's; nor do a
     /// user's.
-    async fn principals_see_only_their_own_sessions(home: &mut Home) {
-        let t = &home.tenure;
+    async fn principals_see_only_their_own_sessions(test: &mut TestTenure) {
+        let t = &test.tenure;
         let owner = ada();
         let strangers = [Principal::new("acme", "bob"), Principal::new("other", "ada"), Principal::tenant_wide("other")];
-        t.create(&owner, NewSession { title: Some("secret".into()), tags: vec!["t".into()], ..named("x") }).await.unwrap();
-        t.append(&owner, &id("x"), [turn(1), vec![picture("p", "K")]].concat()).await.unwrap();
+        t.create(&owner, NewSession { title: Some("secret".into()), tags: vec!["t".into()], ..new_session("x") }).await.unwrap();
+        t.append(&owner, &id("x"), [turn_messages(1), vec![image_message("p", "K")]].concat()).await.unwrap();
         t.cache_put(&owner, &id("x"), "tool", &json!({}), &json!(1)).await.unwrap();
         let before = t.load(&owner, &id("x")).await.unwrap();
         for stranger in strangers.into_iter().map(Result::unwrap) {
@@ -180,8 +173,8 @@ on_every_store! {
             same!(load_any());
             same!(head());
             same!(last_messages(5));
-            same!(append(turn(2)));
-            same!(reconcile(&turn(2), HistoryMode::Auto));
+            same!(append(turn_messages(2)));
+            same!(reconcile(&turn_messages(2), HistoryMode::Auto));
             same!(update(SessionPatch::default()));
             same!(pause(None));
             same!(activate());
@@ -198,7 +191,7 @@ on_every_store! {
             same!(cache_entries());
             assert!(!t.delete(s, &x, None).await.unwrap());
             assert!(!t.purge(s, &x, None).await.unwrap());
-            let visible = [Message::user("question 1"), Message::assistant("answer 1"), picture("p", "K"), Message::assistant("-")];
+            let visible = [Message::user("question 1"), Message::assistant("answer 1"), image_message("p", "K"), Message::assistant("-")];
             assert_eq!(t.find(s, &visible).await.unwrap(), None);
             let mut query = SessionQuery::new(OwnerFilter::User(owner.tenant.clone(), owner.user.clone()), 50);
             assert!(t.list(s, query.clone()).await.unwrap().heads.is_empty());
@@ -208,27 +201,26 @@ on_every_store! {
                 let blob = before.messages[4].message.detach().1[0].id;
                 assert_eq!(t.store().blob(&stranger.tenant, &blob).await.unwrap(), None);
                 // The same id in another tenant is another session.
-                t.create(s, named("x")).await.map(|_| ()).unwrap_or_else(|e| assert_eq!(e.code(), "exists"));
+                t.create(s, new_session("x")).await.map(|_| ()).unwrap_or_else(|e| assert_eq!(e.code(), "exists"));
                 t.purge(s, &id("x"), None).await.unwrap();
                 t.erase(&Principal::tenant_wide("other").unwrap(), &owner.user).await.unwrap();
             } else {
                 assert_eq!(t.erase(s, &owner.user).await.unwrap_err().code(), "invalid");
             }
         }
-        assert_eq!(home.beside().load(&owner, &id("x")).await.unwrap(), before);
+        assert_eq!(test.second_node().load(&owner, &id("x")).await.unwrap(), before);
     }
 
     /// Invariant 12: invalid input returns a clear error and changes nothing.
-    async fn bad_input_changes_nothing(home: &mut Home) {
-        home.reopen_with(|o| {
+    async fn bad_input_changes_nothing(test: &mut TestTenure) {
+        test.reopen_with(|o| {
             o.limits = Limits { max_message_bytes: 400, max_messages: 5, max_info_bytes: 300, max_item_bytes: 100, ..o.limits.clone() }
         })
         .await;
-        let t = &home.tenure;
-        let principal = ada();
-        let x = id("x");
-        t.create(&principal, named("x")).await.unwrap();
-        t.append(&principal, &x, turn(1)).await.unwrap();
+        let t = &test.tenure;
+        let (principal, x) = (ada(), id("x"));
+        t.create(&principal, new_session("x")).await.unwrap();
+        t.append(&principal, &x, turn_messages(1)).await.unwrap();
         let before = t.load(&principal, &x).await.unwrap();
         // Invariant 13: everything has a limit, and the limit has a name.
         let big = "x".repeat(500);
@@ -236,7 +228,7 @@ on_every_store! {
             ("max_message_bytes", t.append(&principal, &x, vec![Message::user("fits"), Message::user(&big)]).await.unwrap_err()),
             ("max_messages", t.append(&principal, &x, vec![Message::user("a"); 6]).await.unwrap_err()),
             ("max_info_bytes", t.update(&principal, &x, SessionPatch { title: Patch::Set(big.clone()), ..SessionPatch::default() }).await.unwrap_err()),
-            ("max_info_bytes", t.create(&principal, NewSession { title: Some(big.clone()), ..named("y") }).await.unwrap_err()),
+            ("max_info_bytes", t.create(&principal, NewSession { title: Some(big.clone()), ..new_session("y") }).await.unwrap_err()),
             ("max_item_bytes", t.cache_put(&principal, &x, "tool", &json!({}), &json!(big)).await.unwrap_err()),
             ("max_page", t.list(&principal, SessionQuery::new(OwnerFilter::AllTenants, 1000)).await.unwrap_err()),
             ("max_messages", t.import(&principal, &x, Export { messages: vec![Message::user("a"); 6], ..Export::default() }, None).await.unwrap_err()),
@@ -246,10 +238,10 @@ on_every_store! {
             assert!(error.to_string().contains(limit), "{error}");
         }
         let checkpoints = vec![ExportedCheckpoint { label: CheckpointLabel::new("l").unwrap(), position: 9, auto: false, created_at: None, state: Default::default() }];
-        let error = t.import(&principal, &x, Export { messages: turn(2), checkpoints, ..Export::default() }, None).await.unwrap_err();
+        let error = t.import(&principal, &x, Export { messages: turn_messages(2), checkpoints, ..Export::default() }, None).await.unwrap_err();
         assert!(matches!(&error, Error::Invalid { param, .. } if param == "checkpoints[0].position"), "{error:?}");
-        assert_eq!(home.beside().load(&principal, &x).await.unwrap(), before);
-        assert_eq!(home.beside().load(&principal, &id("y")).await.unwrap_err().code(), "not_found");
+        assert_eq!(test.second_node().load(&principal, &x).await.unwrap(), before);
+        assert_eq!(test.second_node().load(&principal, &id("y")).await.unwrap_err().code(), "not_found");
         for name in ["", ".hidden", "a/b", "a b", "é", &"x".repeat(129)] {
             assert!(SessionId::new(name).is_err_and(|e| matches!(Error::from(e), Error::Invalid { .. })), "{name}");
         }
@@ -257,22 +249,22 @@ on_every_store! {
 
     /// Invariant 8: only purge and erase destroy data; erase leaves no byte of the user's text in
     /// any file of the store.
-    async fn erase_leaves_no_byte(home: &mut Home) {
+    async fn erase_leaves_no_byte(test: &mut TestTenure) {
         let marker = "xyzzy-Erase-Me-\u{e9}-0042";
         let principal = Principal::new("acme", "eve").unwrap();
-        let t = home.tenure.clone();
+        let t = test.tenure.clone();
         for n in 0..40 {
             let name = format!("e{n}");
             let other = format!("keep{n}");
             let metadata = json!({"secret": marker}).as_object().unwrap().clone();
-            t.create(&principal, NewSession { title: Some(format!("{marker} title")), tags: vec![marker.into()], metadata, ..named(&name) }).await.unwrap();
-            t.create(&ada(), named(&other)).await.unwrap();
+            t.create(&principal, NewSession { title: Some(format!("{marker} title")), tags: vec![marker.into()], metadata, ..new_session(&name) }).await.unwrap();
+            t.create(&ada(), new_session(&other)).await.unwrap();
             let long = format!("{marker} ").repeat(1 + n * n * 3);
-            let messages = vec![Message::user(&long), picture(marker, &format!("{marker}{n}")), Message::assistant(marker)];
+            let messages = vec![Message::user(&long), image_message(marker, &format!("{marker}{n}")), Message::assistant(marker)];
             t.append(&principal, &id(&name), messages).await.unwrap();
-            t.append(&ada(), &id(&other), turn(n)).await.unwrap();
+            t.append(&ada(), &id(&other), turn_messages(n)).await.unwrap();
             t.cache_put(&principal, &id(&name), "tool", &json!({"q": marker}), &json!(long)).await.unwrap();
-            t.append(&principal, &id(&name), Append { idempotency_key: Some(marker.into()), ..turn(n).into() }).await.unwrap();
+            t.append(&principal, &id(&name), Append { idempotency_key: Some(marker.into()), ..turn_messages(n).into() }).await.unwrap();
             if n % 5 == 0 {
                 t.rewind(&principal, &id(&name), Point::Position(1)).await.unwrap();
                 t.update(&principal, &id(&name), SessionPatch { title: Patch::Set("renamed".into()), ..SessionPatch::default() }).await.unwrap();
@@ -289,79 +281,25 @@ on_every_store! {
         for n in 0..30 {
             let item = tenure::store::Item {
                 key: format!("m{n}"), value: json!(marker).to_string(), text: Some(format!("{marker} remembered {n}")),
-                created_at: home.now(), used_at: home.now(), uses: 0, expires_at: None,
+                created_at: test.now(), used_at: test.now(), uses: 0, expires_at: None,
             };
             t.store().put(&namespace, &item, None).await.unwrap();
         }
-        assert!(home.scan(marker).await > 0 || home.url == "memory:", "the scan finds what is there");
+        assert!(count_in_store(test, marker).await > 0 || test.url() == "memory:", "the scan finds what is there");
         let receipt = t.erase(&admin(), &principal.user).await.unwrap();
         assert_eq!(receipt.sessions, 26 + 6);
         assert!(t.store().search(&namespace, "remembered", 5).await.unwrap().is_empty());
-        assert_eq!(home.scan(marker).await, 0, "erased while the store is open");
+        assert_eq!(count_in_store(test, marker).await, 0, "erased while the store is open");
         for n in 0..40 {
-            assert_eq!(texts(&t.load(&ada(), &id(&format!("keep{n}"))).await.unwrap()), raw(&turn(n)));
+            assert_eq!(texts(&t.load(&ada(), &id(&format!("keep{n}"))).await.unwrap()), raw(&turn_messages(n)));
         }
         drop(t);
-        home.reopen().await;
-        assert_eq!(home.scan(marker).await, 0, "and after it was closed");
-        assert_eq!(home.scan("question 7").await > 0, home.url != "memory:");
+        test.reopen().await;
+        assert_eq!(count_in_store(test, marker).await, 0, "and after it was closed");
+        assert_eq!(count_in_store(test, "question 7").await > 0, test.url() != "memory:");
     }
 }
 
 async fn all_records(tenure: &Tenure, session: &Session) -> Vec<Record> {
     tenure.store().records(&session.head().key(), &tenure::store::RecordRange::after(0)).await.unwrap()
-}
-
-impl Home {
-    /// Counts the occurrences of a text in the store's files by a byte scan, including base64. On
-    /// PostgreSQL, the rows are scanned.
-    pub async fn scan(&self, text: &str) -> usize {
-        use base64::Engine;
-        if self.url.starts_with("postgres") {
-            return self.scan_postgres(text).await;
-        }
-        let Some(dir) = &self.dir else { return 0 };
-        let escaped = json!(text).to_string();
-        let base64 = base64::engine::general_purpose::STANDARD.encode(text);
-        let patterns = [
-            text.as_bytes(),
-            escaped.trim_matches('"').as_bytes(),
-            &base64.as_bytes()[..base64.len().min(20) / 4 * 4 - 4],
-        ];
-        let mut matches_found = 0;
-        let mut dirs = vec![dir.path().to_owned()];
-        while let Some(dir) = dirs.pop() {
-            for entry in std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()) {
-                if entry.is_dir() {
-                    dirs.push(entry);
-                    continue;
-                }
-                let bytes = std::fs::read(&entry).unwrap();
-                let hits = patterns.iter().filter(|n| bytes.windows(n.len()).any(|w| w == **n)).count();
-                if hits > 0 {
-                    eprintln!("{} contains the text", entry.display());
-                }
-                matches_found += hits;
-            }
-        }
-        matches_found
-    }
-
-    async fn scan_postgres(&self, text: &str) -> usize {
-        let (base, schema) = self.url.split_once("schema=").unwrap();
-        let (client, connection) =
-            tokio_postgres::connect(base.trim_end_matches(['?', '&']), tokio_postgres::NoTls).await.unwrap();
-        tokio::spawn(connection);
-        let tables = "select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = $1 and c.relkind = 'r'";
-        let mut matches_found = 0;
-        for row in client.query(tables, &[&schema]).await.unwrap() {
-            let table: String = row.get(0);
-            let hits = format!(
-                "select count(*) from {schema}.{table} t where t::text like '%' || $1 || '%' or t::text like '%' || $2 || '%'"
-            );
-            let hex: String = text.bytes().map(|b| format!("{b:02x}")).collect();
-            matches_found += client.query_one(&hits, &[&text, &hex]).await.unwrap().get::<_, i64>(0) as usize;
-        }
-        matches_found
-    }
 }

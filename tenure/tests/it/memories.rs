@@ -1,14 +1,13 @@
 //! Memories: scopes, recall, sources and retraction.
 
-use crate::hands::*;
 use crate::on_every_store;
-use crate::places::*;
+use crate::support::*;
 use jiff::SignedDuration;
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{memory::*, policy::*, run::*, session::*, *};
 
 /// An embedder that maps a few synonyms to the same dimension, and adds a little noise for all
 /// other words.
@@ -65,7 +64,7 @@ fn declare_assistants(tenure: &Tenure) {
 }
 
 async fn begin(t: &Tenure, principal: &Principal, session: &str, assistant: &str) -> MemoryTarget {
-    let new = NewSession { assistant: Some(assistant.to_owned()), ..named(session) };
+    let new = NewSession { assistant: Some(assistant.to_owned()), ..new_session(session) };
     t.create(principal, new).await.unwrap();
     MemoryTarget::Session(id(session))
 }
@@ -102,8 +101,8 @@ async fn last_seq(t: &Tenure, principal: &Principal, session: &str) -> Seq {
 
 on_every_store! {
     /// The assistant's policy determines the scope of a memory; its sessions inherit it.
-    async fn scopes(home: &mut Home) {
-        let t = &home.tenure;
+    async fn scopes(test: &mut TestTenure) {
+        let t = &test.tenure;
         declare_assistants(t);
         for (assistant, principal) in [("session", ada()), ("user", ada()), ("group", ada())] {
             let memory_target = begin(t, &principal, assistant, assistant).await;
@@ -141,23 +140,23 @@ on_every_store! {
 
     /// Equal texts are one memory; beyond the cap, the least recently used is evicted; all expire
     /// after their retention.
-    async fn deduplication_cap_and_retention(home: &mut Home) {
-        let t = &home.tenure;
+    async fn deduplication_cap_and_retention(test: &mut TestTenure) {
+        let t = &test.tenure;
         t.declare(assistant("small", MemoryScope::User, |m| (m.max_entries, m.retention) = (Some(3), Some("30d".parse().unwrap()))));
         let memory_target = begin(t, &ada(), "x", "small").await;
         let first = t.remember(&ada(), &memory_target, fact(" likes tea \n")).await.unwrap();
-        assert_eq!((first.text.as_str(), first.scope, first.expires_at), ("likes tea", MemoryScope::User, Some(home.now() + SignedDuration::from_hours(24 * 30))));
+        assert_eq!((first.text.as_str(), first.scope, first.expires_at), ("likes tea", MemoryScope::User, Some(test.now() + SignedDuration::from_hours(24 * 30))));
         for text in ["has a dog", "lives in Berlin"] {
-            home.pass(SignedDuration::from_secs(1));
+            test.advance(SignedDuration::from_secs(1));
             t.remember(&ada(), &memory_target, fact(text)).await.unwrap();
         }
-        home.pass(SignedDuration::from_secs(1));
+        test.advance(SignedDuration::from_secs(1));
         let again = t.remember(&ada(), &memory_target, NewMemory { metadata: json!({"a": 1}).as_object().unwrap().clone(), ..fact("likes tea") }).await.unwrap();
         assert_eq!((&again.id, again.metadata["a"].clone()), (&first.id, json!(1)));
         assert_eq!(all(t, &ada(), &memory_target).await.len(), 3);
-        home.pass(SignedDuration::from_secs(1));
+        test.advance(SignedDuration::from_secs(1));
         assert_eq!(recall(t, &ada(), &memory_target, "which dog?").await, ["has a dog"]);
-        home.pass(SignedDuration::from_secs(1));
+        test.advance(SignedDuration::from_secs(1));
         t.remember(&ada(), &memory_target, fact("the fourth")).await.unwrap();
         assert_eq!(all(t, &ada(), &memory_target).await, set(&["has a dog", "likes tea", "the fourth"]), "Berlin was used least recently");
         let loaded = t.memory(&ada(), &memory_target, &first.id).await.unwrap().unwrap();
@@ -165,7 +164,7 @@ on_every_store! {
         assert!(t.forget_memory(&ada(), &memory_target, &first.id).await.unwrap());
         assert!(!t.forget_memory(&ada(), &memory_target, &first.id).await.unwrap());
         assert_eq!(t.memory(&ada(), &memory_target, &first.id).await.unwrap(), None);
-        home.pass(SignedDuration::from_hours(24 * 31));
+        test.advance(SignedDuration::from_hours(24 * 31));
         assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&[]), "their time is over");
         assert_eq!(recall(t, &ada(), &MemoryTarget::Own, "dog fourth").await, Vec::<String>::new());
         for (text, code) in [("", "invalid"), (" \n", "invalid"), ("a\0b", "invalid"), (&*"x".repeat(20_000), "too_large")] {
@@ -177,11 +176,11 @@ on_every_store! {
 
     /// Recall by words and by similarity in any language. Without an embedder it uses words only,
     /// and reports that.
-    async fn by_words_and_by_meaning(home: &mut Home) {
+    async fn by_words_and_by_meaning(test: &mut TestTenure) {
         let facts = ["She likes green tea", "Her dog is called Rex", "Sie mag grünen Tee", "彼女は緑茶が好きです", "Use metric units always", "Он живёт в Москве"];
         let switch = awake();
-        home.reopen_with(|o| o.embedder = Some(synonym_embedder("first", &switch))).await;
-        let t = home.tenure.clone();
+        test.reopen_with(|o| o.embedder = Some(synonym_embedder("first", &switch))).await;
+        let t = test.tenure.clone();
         for text in facts {
             t.remember(&ada(), &MemoryTarget::Own, fact(text)).await.unwrap();
         }
@@ -199,12 +198,12 @@ on_every_store! {
         // A memory stored while the embedder is unavailable has no vector yet.
         t.remember(&ada(), &MemoryTarget::Own, fact("Her cat is an animal too")).await.unwrap();
         switch.store(true, SeqCst);
-        let t = home.beside();
+        let t = test.second_node();
         assert_eq!(t.recall(&ada(), &MemoryTarget::Own, "cat", 5).await.unwrap().note.unwrap(), "similarity search was not used: no embedder is configured");
     }
 
     /// Redacted text is neither stored in a memory or a recall event nor sent to the embedder.
-    async fn redacted(home: &mut Home) {
+    async fn redacted(test: &mut TestTenure) {
         let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
         let embedded = seen.clone();
         let rule = RedactionRule::new("number", r"\d{4,}", None).unwrap();
@@ -212,31 +211,31 @@ on_every_store! {
             embedded.lock().unwrap().extend(texts.clone());
             async move { Ok(texts.iter().map(|_| vec![1.0, 2.0]).collect()) }
         });
-        home.reopen_with(|o| (o.redaction, o.embedder) = (vec![rule].try_into().unwrap(), Some(embedder))).await;
-        let t = &home.tenure;
+        test.reopen_with(|o| (o.redaction, o.embedder) = (vec![rule].try_into().unwrap(), Some(embedder))).await;
+        let t = &test.tenure;
         let remembered = t.remember(&ada(), &MemoryTarget::Own, fact("her card is 98765432")).await.unwrap();
         assert_eq!(remembered.text, "her card is [redacted: number]");
         assert_eq!(recall(t, &ada(), &MemoryTarget::Own, "is 98765432 her card?").await, [remembered.text]);
-        assert_eq!(home.scan("98765432").await, 0);
+        assert_eq!(count_in_store(test, "98765432").await, 0);
         assert!(seen.lock().unwrap().len() == 2 && !seen.lock().unwrap().iter().any(|t| t.contains("98765432")));
     }
 
     /// After a change of the embedding model, existing memories are found by words until they are
     /// embedded again, and by similarity afterwards.
-    async fn another_model(home: &mut Home) {
+    async fn another_model(test: &mut TestTenure) {
         let switch = awake();
-        home.reopen_with(|o| o.embedder = Some(synonym_embedder("first", &switch))).await;
-        declare_assistants(&home.tenure);
-        let session = begin(&home.tenure, &ada(), "x", "session").await;
+        test.reopen_with(|o| o.embedder = Some(synonym_embedder("first", &switch))).await;
+        declare_assistants(&test.tenure);
+        let session = begin(&test.tenure, &ada(), "x", "session").await;
         for n in 0..70 {
-            home.tenure.remember(&ada(), &MemoryTarget::Own, fact(&format!("number {n} of many"))).await.unwrap();
+            test.tenure.remember(&ada(), &MemoryTarget::Own, fact(&format!("number {n} of many"))).await.unwrap();
         }
         for memory_target in [&MemoryTarget::Own, &session] {
-            home.tenure.remember(&ada(), memory_target, fact("Rex is her dog")).await.unwrap();
+            test.tenure.remember(&ada(), memory_target, fact("Rex is her dog")).await.unwrap();
         }
-        home.reopen_with(|o| o.embedder = Some(synonym_embedder("second", &switch))).await;
-        declare_assistants(&home.tenure);
-        let t = &home.tenure;
+        test.reopen_with(|o| o.embedder = Some(synonym_embedder("second", &switch))).await;
+        declare_assistants(&test.tenure);
+        let t = &test.tenure;
         assert_eq!(recall(t, &ada(), &MemoryTarget::Own, "Rex").await, ["Rex is her dog"]);
         assert_eq!(recall(t, &ada(), &MemoryTarget::Own, "pet").await, Vec::<String>::new(), "vectors of two models are not compared");
         assert_eq!(recall(t, &ada(), &session, "pet").await, ["Rex is her dog"], "few enough to be made at once");
@@ -248,17 +247,17 @@ on_every_store! {
     }
 
     /// Memories stored or deleted by another node are seen here, also by similarity search.
-    async fn another_node(home: &mut Home) {
+    async fn another_node(test: &mut TestTenure) {
         let switch = awake();
-        home.reopen_with(|o| o.embedder = Some(synonym_embedder("first", &switch))).await;
-        let first_node = home.tenure.clone();
-        let second_node = Tenure::with_store(first_node.store().clone(), Options { clock: home.clock.clone(), embedder: Some(synonym_embedder("first", &switch)), ..Options::default() });
+        test.reopen_with(|o| o.embedder = Some(synonym_embedder("first", &switch))).await;
+        let first_node = test.tenure.clone();
+        let second_node = Tenure::with_store(first_node.store().clone(), Options { clock: test.clock.clone(), embedder: Some(synonym_embedder("first", &switch)), ..Options::default() });
         first_node.remember(&ada(), &MemoryTarget::Own, fact("She likes tea")).await.unwrap();
         assert_eq!(recall(&first_node, &ada(), &MemoryTarget::Own, "pet").await, Vec::<String>::new());
         assert_eq!(recall(&second_node, &ada(), &MemoryTarget::Own, "beverage").await, ["She likes tea"]);
         let rex = second_node.remember(&ada(), &MemoryTarget::Own, fact("Rex is her dog")).await.unwrap();
         for minutes in [0, 1, 58, 70] {
-            home.pass(SignedDuration::from_mins(minutes));
+            test.advance(SignedDuration::from_mins(minutes));
             assert_eq!(recall(&first_node, &ada(), &MemoryTarget::Own, "pet").await, ["Rex is her dog"], "after {minutes} minutes");
         }
         first_node.forget_memory(&ada(), &MemoryTarget::Own, &rex.id).await.unwrap();
@@ -267,14 +266,14 @@ on_every_store! {
 
     /// Rewinding or purging a session retracts memories that have no other source. Expiry and
     /// retention do not (D-072).
-    async fn provenance(home: &mut Home) {
-        let t = &home.tenure;
+    async fn provenance(test: &mut TestTenure) {
+        let t = &test.tenure;
         declare_assistants(t);
         let x = begin(t, &ada(), "x", "user").await;
         let y = begin(t, &ada(), "y", "user").await;
-        t.append(&ada(), &id("x"), turn(1)).await.unwrap();
+        t.append(&ada(), &id("x"), turn_messages(1)).await.unwrap();
         let kept_seq = last_seq(t, &ada(), "x").await;
-        t.append(&ada(), &id("x"), turn(2)).await.unwrap();
+        t.append(&ada(), &id("x"), turn_messages(2)).await.unwrap();
         let rewound_seq = last_seq(t, &ada(), "x").await;
         let from = |text: &str, messages: &[Seq]| NewMemory { messages: messages.to_vec(), ..fact(text) };
         for (text, messages) in [("from what stays", &[kept_seq][..]), ("from what is cut", &[rewound_seq]), ("from both", &[kept_seq, rewound_seq]), ("from the session", &[])] {
@@ -289,23 +288,23 @@ on_every_store! {
         t.rewind(&ada(), &id("x"), "turn-1").await.unwrap();
         assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["from what stays", "from both", "from the session", "said in two sessions"]));
         // The whole conversation is sent again with a different answer.
-        let edited: Vec<Message> = [&turn(1)[..3], &[Message::assistant("another answer"), Message::user("go on")]].concat();
+        let edited: Vec<Message> = [&turn_messages(1)[..3], &[Message::assistant("another answer"), Message::user("go on")]].concat();
         t.reconcile(&ada(), &id("x"), &edited, HistoryMode::Full).await.unwrap();
         assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["from the session", "said in two sessions"]));
         assert!(t.purge(&ada(), &id("x"), None).await.unwrap());
         assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["said in two sessions"]));
         // The session expires and is purged after its retention; the memories of its user outlive
         // it (D-072).
-        home.pass(SignedDuration::from_hours(24 * 8));
+        test.advance(SignedDuration::from_hours(24 * 8));
         t.sweep().await.unwrap();
-        home.pass(SignedDuration::from_hours(24 * 31));
+        test.advance(SignedDuration::from_hours(24 * 31));
         assert_eq!(t.sweep().await.unwrap().purged.len(), 2);
         assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["said in two sessions"]));
     }
 
     /// Memories with session scope are deleted with the session.
-    async fn the_end_of_a_session(home: &mut Home) {
-        let t = &home.tenure;
+    async fn the_end_of_a_session(test: &mut TestTenure) {
+        let t = &test.tenure;
         declare_assistants(t);
         let x = begin(t, &ada(), "x", "session").await;
         t.remember(&ada(), &x, fact("xyzzy-gone")).await.unwrap();
@@ -316,13 +315,11 @@ on_every_store! {
 
     /// Erasing a user leaves no byte of their text: not in their own memories, nor in a group's, a
     /// vector, a recall event or a dream.
-    async fn erasing_leaves_no_byte(home: &mut Home) {
-        let switch = awake();
-        let marker = "xyzzy-memory-0042";
-        home.reopen_with(|o| o.embedder = Some(synonym_embedder("first", &switch))).await;
-        declare_assistants(&home.tenure);
-        let t = home.tenure.clone();
-        let eve = Principal::new("acme", "xyzzy-memory-0042-eve").unwrap();
+    async fn erasing_leaves_no_byte(test: &mut TestTenure) {
+        let (switch, marker) = (awake(), "xyzzy-memory-0042");
+        test.reopen_with(|o| o.embedder = Some(synonym_embedder("first", &switch))).await;
+        declare_assistants(&test.tenure);
+        let (t, eve) = (test.tenure.clone(), Principal::new("acme", "xyzzy-memory-0042-eve").unwrap());
         let group = begin(&t, &eve, "g", "group").await;
         let session = begin(&t, &eve, "s", "session").await;
         let old = begin(&t, &eve, "old", "group").await;
@@ -333,15 +330,15 @@ on_every_store! {
         t.remember(&ada(), &MemoryTarget::Assistant("group".into()), fact("ada said this")).await.unwrap();
         // One of the sessions has been purged by retention before.
         t.delete(&eve, &id("old"), None).await.unwrap();
-        home.pass(SignedDuration::from_hours(24 * 40));
+        test.advance(SignedDuration::from_hours(24 * 40));
         t.sweep().await.unwrap();
         t.restore(&eve, &id("s"), None).await.unwrap();
         let rules = DreamRules { recalls: 1, questions: 1, days: 1 };
         assert_eq!(t.dream(&admin(), &rules, false).await.unwrap().promoted.len(), 1);
         assert_eq!(all(&t, &ada(), &MemoryTarget::Assistant("group".into())).await.len(), 4);
-        assert!(home.scan(marker).await > 0 || home.url == "memory:", "the scan finds what is there");
+        assert!(count_in_store(test, marker).await > 0 || test.url() == "memory:", "the scan finds what is there");
         t.erase(&admin(), &eve.user).await.unwrap();
-        assert_eq!(home.scan(marker).await, 0);
+        assert_eq!(count_in_store(test, marker).await, 0);
         assert_eq!(all(&t, &ada(), &MemoryTarget::Assistant("group".into())).await, set(&["ada said this"]));
         assert!(t.dreams(&admin()).await.unwrap()[0].promoted.is_empty());
         assert_eq!(recall(&t, &ada(), &MemoryTarget::Assistant("group".into()), marker).await, Vec::<String>::new());
@@ -349,16 +346,15 @@ on_every_store! {
 
     /// A retracted memory, whether its source was rewound or purged or it was deleted explicitly,
     /// is in no row and no file any more (D-073).
-    async fn retracting_leaves_no_byte(home: &mut Home) {
-        let switch = awake();
-        let marker = "plugh-memory-0043";
-        home.reopen_with(|o| o.embedder = Some(synonym_embedder("first", &switch))).await;
-        declare_assistants(&home.tenure);
-        let t = home.tenure.clone();
+    async fn retracting_leaves_no_byte(test: &mut TestTenure) {
+        let (switch, marker) = (awake(), "plugh-memory-0043");
+        test.reopen_with(|o| o.embedder = Some(synonym_embedder("first", &switch))).await;
+        declare_assistants(&test.tenure);
+        let t = test.tenure.clone();
         for assistant in ["session", "user", "group"] {
             for (retraction, session) in ["rewound", "purged", "told"].map(|retraction| (retraction, format!("{assistant}-{retraction}"))) {
                 let memory_target = begin(&t, &ada(), &session, assistant).await;
-                t.append(&ada(), &id(&session), turn(1)).await.unwrap();
+                t.append(&ada(), &id(&session), turn_messages(1)).await.unwrap();
                 let seq = last_seq(&t, &ada(), &session).await;
                 for n in 0..20 {
                     let other = if n % 2 == 0 { "likes" } else { "drinks" };
@@ -367,25 +363,24 @@ on_every_store! {
                 let text = format!("{marker} {session} likes tea");
                 let remembered = t.remember(&ada(), &memory_target, NewMemory { messages: vec![seq], ..fact(&text) }).await.unwrap();
                 assert!(recall(&t, &ada(), &memory_target, &format!("which tea {session}")).await.contains(&text));
-                assert!(home.scan(marker).await > 0 || home.url == "memory:", "the scan finds what is there");
+                assert!(count_in_store(test, marker).await > 0 || test.url() == "memory:", "the scan finds what is there");
                 match retraction {
                     "rewound" => drop(t.rewind(&ada(), &id(&session), Point::Position(1)).await.unwrap()),
                     "purged" => assert!(t.purge(&ada(), &id(&session), None).await.unwrap()),
                     _ => assert!(t.forget_memory(&ada(), &memory_target, &remembered.id).await.unwrap()),
                 }
-                assert_eq!(home.scan(marker).await, 0, "{session}");
+                assert_eq!(count_in_store(test, marker).await, 0, "{session}");
             }
         }
     }
 
     /// A memory that is recalled often, for different questions and on different days, is promoted;
     /// no other is.
-    async fn dreams(home: &mut Home) {
-        let t = &home.tenure;
+    async fn dreams(test: &mut TestTenure) {
+        let t = &test.tenure;
         declare_assistants(t);
-        let x = begin(t, &ada(), "x", "session").await;
-        let u = begin(t, &ada(), "u", "user").await;
-        t.append(&ada(), &id("x"), turn(1)).await.unwrap();
+        let (x, u) = (begin(t, &ada(), "x", "session").await, begin(t, &ada(), "u", "user").await);
+        t.append(&ada(), &id("x"), turn_messages(1)).await.unwrap();
         let seq = last_seq(t, &ada(), "x").await;
         t.remember(&ada(), &x, NewMemory { messages: vec![seq], ..fact("likes tea") }).await.unwrap();
         t.remember(&ada(), &x, fact("asked on one day about coffee")).await.unwrap();
@@ -396,7 +391,7 @@ on_every_store! {
                 recall(t, &ada(), &x, question).await;
                 recall(t, &ada(), &u, "juice").await;
             }
-            home.pass(SignedDuration::from_hours(24));
+            test.advance(SignedDuration::from_hours(24));
         }
         let rules = DreamRules::default();
         let would = t.dream(&admin(), &rules, true).await.unwrap();
@@ -421,17 +416,17 @@ on_every_store! {
 
     /// Memories are injected as one marked block after the instructions, in later rounds too, and
     /// the answer reports which (D-076).
-    async fn a_turn_with_memories(home: &mut Home) {
-        let t = &home.tenure;
+    async fn a_turn_with_memories(test: &mut TestTenure) {
+        let t = &test.tenure;
         t.declare(clerk(|a| {
             a.instructions = Some("Be kind.".to_owned());
             a.memory = Some(MemoryConfig { scope: MemoryScope::User, max_tokens: Some(60), ..MemoryConfig::default() });
             a.tools = vec![ToolSource::Memory];
         }));
         let tea = t.remember(&ada(), &MemoryTarget::Own, fact("likes green tea")).await.unwrap();
-        home.pass(SignedDuration::from_hours(24));
+        test.advance(SignedDuration::from_hours(24));
         let cups = t.remember(&ada(), &MemoryTarget::Own, fact("now likes black\n tea")).await.unwrap();
-        home.pass(SignedDuration::from_secs(1));
+        test.advance(SignedDuration::from_secs(1));
         let first = [
             ("c1", "memory", json!({"action": "remember", "text": "takes no sugar"})),
             ("c2", "memory", json!({"action": "recall", "query": "green"})),
@@ -440,13 +435,12 @@ on_every_store! {
             ("c3", "memory", json!({"action": "forget", "id": tea.id})),
             ("c4", "memory", json!({"action": "dance"})),
         ];
-        let model = Script::new([calls(&first), calls(&second), say("Done.")]);
-        let none = Workshop::default();
+        let (model, none) = (ScriptedModel::new([tool_calls_answer(&first), tool_calls_answer(&second), text_answer("Done.")]), CountingTools::default());
         let TurnStart::Run(turn) = t.begin_turn(&ada(), question("Which tea?")).await.unwrap() else { panic!("a turn") };
         let injected: Vec<_> = turn.reconcile_report().memories.iter().map(|m| m.id.clone()).collect();
         assert_eq!(injected, [cups.id.clone(), tea.id.clone()], "the newest first");
         turn.execute(Executors::new(&model).tools(&none)).await.unwrap();
-        let prompts = model.prompts.lock().unwrap().clone();
+        let prompts = model.prompts();
         for prompt in &prompts {
             assert_eq!((prompt[0].text(), prompt[1].role()), ("Be kind.".to_owned(), Role::System));
             let lines: Vec<_> = prompt[1].text().lines().map(str::to_owned).collect();
@@ -454,12 +448,12 @@ on_every_store! {
             assert_eq!(lines[1..3], ["- 2026-01-02: now likes black tea", "- 2026-01-01: likes green tea"]);
         }
         assert_eq!(prompts.len(), 3);
-        let messages = talk(&x(t).await);
+        let messages = conversation(&session_x(t).await);
         assert!(messages[2].contains("remembered") && messages[3].contains("likes green tea") && messages[5].contains("true"), "{messages:?}");
         assert!(messages[6].contains("dance") && messages[6].contains("remember"), "{messages:?}");
         assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["now likes black\n tea", "takes no sugar"]));
         let updated = t.memory_list(&ada(), &MemoryTarget::Own, None, 10).await.unwrap().into_iter().find(|m| m.text.contains("sugar")).unwrap();
-        let call = x(t).await.messages[1].seq;
+        let call = session_x(t).await.messages[1].seq;
         assert_eq!(updated.sources, [MemorySource { session_id: Some(id("x")), messages: vec![call], user: None }]);
         // A rewind to the start of the turn retracts the memory that the call stored.
         t.rewind(&ada(), &id("x"), Point::Position(1)).await.unwrap();
@@ -468,19 +462,19 @@ on_every_store! {
 
     /// Nothing is injected where the policy does not request it, and a failing embedder does not
     /// fail a turn.
-    async fn a_turn_without_memories(home: &mut Home) {
+    async fn a_turn_without_memories(test: &mut TestTenure) {
         let switch = awake();
-        home.reopen_with(|o| o.embedder = Some(synonym_embedder("first", &switch))).await;
-        let t = &home.tenure;
+        test.reopen_with(|o| o.embedder = Some(synonym_embedder("first", &switch))).await;
+        let t = &test.tenure;
         t.remember(&ada(), &MemoryTarget::Own, fact("likes tea")).await.unwrap();
         switch.store(false, SeqCst);
         let size = |scope, inject| Some(MemoryConfig { scope, inject: Some(inject), ..MemoryConfig::default() });
         for (memory, injected_count) in [(None, 0), (size(MemoryScope::None, true), 0), (size(MemoryScope::Session, true), 0), (size(MemoryScope::User, false), 0), (size(MemoryScope::User, true), 1)] {
             let _ = t.purge(&ada(), &id("x"), None).await;
             t.declare(clerk(|a| (a.memory, a.tools) = (memory.clone(), vec![ToolSource::Memory])));
-            let model = Script::new([say("Hm.")]);
-            turn_of(t, question("Which tea?"), &model, &Workshop::default()).await.unwrap();
-            let shown = model.shown();
+            let model = ScriptedModel::new([text_answer("Hm.")]);
+            run_turn(t, question("Which tea?"), &model, &CountingTools::default()).await.unwrap();
+            let shown = model.last_prompt();
             assert_eq!((shown.len(), shown.iter().filter(|m| m.contains("likes tea")).count()), (1 + injected_count, injected_count), "{memory:?}");
         }
     }
@@ -489,8 +483,8 @@ on_every_store! {
 /// Memories are also injected into a run that is taken over by another node.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claimed_run_keeps_its_memories() {
-    let home = Home::new("memory").await.unwrap();
-    let t = &home.tenure;
+    let test = TestTenure::new(StoreKind::Memory).await.unwrap();
+    let t = &test.tenure;
     let with_memory = || {
         clerk(|a| {
             a.memory = Some(MemoryConfig { scope: MemoryScope::User, ..MemoryConfig::default() });
@@ -499,31 +493,30 @@ async fn a_claimed_run_keeps_its_memories() {
     };
     t.declare(with_memory());
     t.remember(&ada(), &MemoryTarget::Own, fact("likes tea")).await.unwrap();
-    let model = Script::new([say("Tea it is.")]);
-    let none = Workshop::default();
+    let (model, none) = (ScriptedModel::new([text_answer("Tea it is.")]), CountingTools::default());
     let TurnStart::Run(turn) =
-        t.begin_turn(&ada(), TurnRequest { resumable: lasting(), ..question("Which tea?") }).await.unwrap()
+        t.begin_turn(&ada(), TurnRequest { resumable: resumable(), ..question("Which tea?") }).await.unwrap()
     else {
         panic!()
     };
     drop(turn);
-    home.pass(SignedDuration::from_mins(10));
-    let other = home.beside();
+    test.advance(SignedDuration::from_mins(10));
+    let other = test.second_node();
     other.declare(with_memory());
     let head = other.head(&ada(), &id("x")).await.unwrap();
     let turn = other.claim_orphaned_run(&head).await.unwrap().unwrap();
     turn.execute(Executors::new(&model).tools(&none)).await.unwrap();
-    assert!(model.shown()[0].contains("likes tea"), "{:?}", model.shown());
+    assert!(model.last_prompt()[0].contains("likes tea"), "{:?}", model.last_prompt());
 }
 
 /// Concurrent writes and deletions: no memory and no source is lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrent_writes_lose_no_memory() {
-    let home = Home::new("sqlite").await.unwrap();
-    declare_assistants(&home.tenure);
+    let test = TestTenure::new(StoreKind::Sqlite).await.unwrap();
+    declare_assistants(&test.tenure);
     let mut tasks = Vec::new();
     for n in 0..16 {
-        let t = home.tenure.clone();
+        let t = test.tenure.clone();
         tasks.push(tokio::spawn(async move {
             let memory_target = begin(&t, &ada(), &format!("s{n}"), "user").await;
             t.remember(&ada(), &memory_target, fact("said by all")).await.unwrap();
@@ -533,7 +526,7 @@ async fn concurrent_writes_lose_no_memory() {
     for task in tasks {
         task.await.unwrap();
     }
-    let all = home.tenure.memory_list(&ada(), &MemoryTarget::Own, None, 100).await.unwrap();
+    let all = test.tenure.memory_list(&ada(), &MemoryTarget::Own, None, 100).await.unwrap();
     assert_eq!(all.len(), 17);
     assert_eq!(all.iter().find(|m| m.text == "said by all").unwrap().sources.len(), 16);
 }

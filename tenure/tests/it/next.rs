@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{log::*, policy::*, review::*, rules::*, run::*, session::*, *};
 
 fn rules_of(review: &[ReviewRule], client_tools: bool, f: impl FnOnce(&RunRules<'_>)) {
     let tool = |name: &str| Tool { name: name.to_owned(), ..Tool::default() };

@@ -1,20 +1,18 @@
 //! The operations of `Tenure`, on every store.
 
 use crate::on_every_store;
-use crate::places::*;
+use crate::support::*;
 use jiff::SignedDuration;
 use serde_json::json;
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{log::*, policy::*, run::*, session::*, *};
 
 on_every_store! {
     /// The cached rendering is always that of the current session, whichever node changed it
     /// (D-013).
-    async fn a_rendering_is_cached_until_the_session_changes(home: &mut Home) {
-        let first_node = home.tenure.clone();
-        let second_node = Tenure::with_store(home.tenure.store().clone(), Options { clock: home.clock.clone(), ..Options::default() });
-        let principal = ada();
-        let s = id("s");
-        first_node.create(&principal, named("s")).await.unwrap();
+    async fn a_rendering_is_cached_until_the_session_changes(test: &mut TestTenure) {
+        let (first_node, second_node) = (test.tenure.clone(), Tenure::with_store(test.tenure.store().clone(), Options { clock: test.clock.clone(), ..Options::default() }));
+        let (principal, s) = (ada(), id("s"));
+        first_node.create(&principal, new_session("s")).await.unwrap();
         let renders = std::sync::atomic::AtomicUsize::new(0);
         let make = |s: &Session| {
             renders.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
@@ -54,12 +52,12 @@ on_every_store! {
 
     /// Messages round-trip byte for byte, also after a restart: tool turns, images, unusual
     /// formatting.
-    async fn messages_round_trip(home: &mut Home) {
-        let t = &home.tenure;
-        let new = NewSession { title: Some("Bern".into()), tags: vec!["a".into()], model: Some("m".into()), ..named("s1") };
+    async fn messages_round_trip(test: &mut TestTenure) {
+        let t = &test.tenure;
+        let new = NewSession { title: Some("Bern".into()), tags: vec!["a".into()], model: Some("m".into()), ..new_session("s1") };
         t.create(&ada(), new).await.unwrap();
         let unusual = Message::parse(r#"{ "role":"user" , "content":"\u0000 é", "x":1.10,"b":12345678901234567890 }"#).unwrap();
-        let messages = [turn(1), vec![picture("what?", "A"), unusual, Message::assistant("a cat")]].concat();
+        let messages = [turn_messages(1), vec![image_message("what?", "A"), unusual, Message::assistant("a cat")]].concat();
         let appended = t.append(&ada(), &id("s1"), messages[..4].to_vec()).await.unwrap();
         assert_eq!((appended.position, appended.messages), (0, 4));
         let appended = t.append(&ada(), &id("s1"), messages[4..].to_vec()).await.unwrap();
@@ -69,20 +67,20 @@ on_every_store! {
         assert_eq!(labels(&before), [("turn-1".into(), 4), ("turn-2".into(), 7)]);
         assert_eq!(before.messages_json(), format!("[{}]", raw(&messages).join(",")));
         assert_eq!(t.messages_json(&ada(), &id("s1")).await.unwrap(), before.messages_json());
-        home.reopen().await;
-        let after = home.tenure.load(&ada(), &id("s1")).await.unwrap();
+        test.reopen().await;
+        let after = test.tenure.load(&ada(), &id("s1")).await.unwrap();
         assert_eq!(after, before);
         assert_eq!(after.head().info.title.as_deref(), Some("Bern"));
-        let tail = home.tenure.last_messages(&ada(), &id("s1"), 3).await.unwrap();
+        let tail = test.tenure.last_messages(&ada(), &id("s1"), 3).await.unwrap();
         assert_eq!(tail, after.messages[4..]);
     }
 
     /// A created session is readable at once, an id can be used once, and generated ids are unique.
-    async fn create(home: &mut Home) {
-        let t = &home.tenure;
-        let s = t.create(&ada(), named("x")).await.unwrap();
+    async fn create(test: &mut TestTenure) {
+        let t = &test.tenure;
+        let s = t.create(&ada(), new_session("x")).await.unwrap();
         assert_eq!((s.head().info.session_id.as_str(), s.head().seq, s.head().status), ("x", 1, Status::Active));
-        let again = t.create(&ada(), named("x")).await.unwrap_err();
+        let again = t.create(&ada(), new_session("x")).await.unwrap_err();
         assert_eq!(again.code(), "exists");
         let a = t.create(&ada(), NewSession::default()).await.unwrap();
         let b = t.create(&ada(), NewSession::default()).await.unwrap();
@@ -94,10 +92,10 @@ on_every_store! {
     }
 
     /// Title, tags and metadata are updated by a merge patch; `null` removes a field.
-    async fn update_info(home: &mut Home) {
-        let t = &home.tenure;
+    async fn update_info(test: &mut TestTenure) {
+        let t = &test.tenure;
         let metadata = json!({"a": 1, "deep": {"x": 1, "y": 2}}).as_object().unwrap().clone();
-        t.create(&ada(), NewSession { metadata, title: Some("old".into()), ..named("x") }).await.unwrap();
+        t.create(&ada(), NewSession { metadata, title: Some("old".into()), ..new_session("x") }).await.unwrap();
         let change = SessionPatch {
             title: Patch::Clear,
             tags: Patch::Set(vec!["t".into()]),
@@ -105,27 +103,26 @@ on_every_store! {
             ..SessionPatch::default()
         };
         t.update(&ada(), &id("x"), change).await.unwrap();
-        home.reopen().await;
-        let info = home.tenure.load(&ada(), &id("x")).await.unwrap().head().info.clone();
+        test.reopen().await;
+        let info = test.tenure.load(&ada(), &id("x")).await.unwrap().head().info.clone();
         assert_eq!((info.title, info.tags), (None, vec!["t".to_owned()]));
         assert_eq!(serde_json::Value::Object(info.metadata), json!({"deep": {"y": 2, "z": 3}, "b": "two"}));
     }
 
     /// Paused sessions reject messages, deleted ones can be restored, purged ones cannot.
-    async fn status(home: &mut Home) {
-        let t = &home.tenure;
-        let principal = ada();
-        let x = id("x");
-        t.create(&principal, named("x")).await.unwrap();
-        t.append(&principal, &x, turn(1)).await.unwrap();
+    async fn status(test: &mut TestTenure) {
+        let t = &test.tenure;
+        let (principal, x) = (ada(), id("x"));
+        t.create(&principal, new_session("x")).await.unwrap();
+        t.append(&principal, &x, turn_messages(1)).await.unwrap();
         assert_eq!(t.pause(&principal, &x, Some("review")).await.unwrap().status, Status::Paused);
-        assert_eq!(t.append(&principal, &x, turn(2)).await.unwrap_err().code(), "paused");
+        assert_eq!(t.append(&principal, &x, turn_messages(2)).await.unwrap_err().code(), "paused");
         assert_eq!(t.load(&principal, &x).await.unwrap().head().status, Status::Paused);
         assert_eq!(t.activate(&principal, &x).await.unwrap().status, Status::Active);
-        t.append(&principal, &x, turn(2)).await.unwrap();
+        t.append(&principal, &x, turn_messages(2)).await.unwrap();
         assert!(t.delete(&principal, &x, None).await.unwrap());
         assert!(t.delete(&principal, &x, None).await.unwrap(), "deleting again is fine");
-        for error in [t.load(&principal, &x).await.unwrap_err(), t.append(&principal, &x, turn(3)).await.unwrap_err()] {
+        for error in [t.load(&principal, &x).await.unwrap_err(), t.append(&principal, &x, turn_messages(3)).await.unwrap_err()] {
             assert_eq!(error.code(), "gone");
             assert!(error.to_string().contains("deleted") && error.to_string().contains("restore"), "{error}");
         }
@@ -138,22 +135,22 @@ on_every_store! {
         assert!(!t.purge(&principal, &x, None).await.unwrap());
         assert_eq!(t.load(&principal, &x).await.unwrap_err().code(), "not_found");
         assert!(!t.delete(&principal, &x, None).await.unwrap());
-        t.create(&principal, named("x")).await.unwrap();
+        t.create(&principal, new_session("x")).await.unwrap();
         assert!(t.load(&principal, &x).await.unwrap().messages.is_empty());
     }
 
     /// Lists are ordered newest first, paged, and contain only live sessions by default.
-    async fn list(home: &mut Home) {
-        let t = &home.tenure;
+    async fn list(test: &mut TestTenure) {
+        let t = &test.tenure;
         for n in 0..7 {
-            home.pass(SignedDuration::from_secs(1));
-            let new = NewSession { tags: vec![format!("t{}", n % 2)], title: Some(format!("Straße {n}")), ..named(&format!("s{n}")) };
+            test.advance(SignedDuration::from_secs(1));
+            let new = NewSession { tags: vec![format!("t{}", n % 2)], title: Some(format!("Straße {n}")), ..new_session(&format!("s{n}")) };
             t.create(&ada(), new).await.unwrap();
         }
         let bob = Principal::new("acme", "bob").unwrap();
-        t.create(&bob, named("b")).await.unwrap();
-        home.pass(SignedDuration::from_secs(1));
-        t.append(&ada(), &id("s2"), turn(1)).await.unwrap();
+        t.create(&bob, new_session("b")).await.unwrap();
+        test.advance(SignedDuration::from_secs(1));
+        t.append(&ada(), &id("s2"), turn_messages(1)).await.unwrap();
         t.delete(&ada(), &id("s4"), None).await.unwrap();
         let ids = |page: &SessionPage| page.heads.iter().map(|h| h.info.session_id.to_string()).collect::<Vec<_>>();
         let mut query = SessionQuery::new(OwnerFilter::AllTenants, 4);
@@ -180,32 +177,31 @@ on_every_store! {
     }
 
     /// Checkpoints are addressed by label, position and turn; discarded messages stay readable.
-    async fn checkpoints_and_rewind(home: &mut Home) {
-        let t = &home.tenure;
-        let principal = ada();
-        let x = id("x");
-        t.create(&principal, named("x")).await.unwrap();
-        t.append(&principal, &x, turn(1)).await.unwrap();
+    async fn checkpoints_and_rewind(test: &mut TestTenure) {
+        let t = &test.tenure;
+        let (principal, x) = (ada(), id("x"));
+        t.create(&principal, new_session("x")).await.unwrap();
+        t.append(&principal, &x, turn_messages(1)).await.unwrap();
         let checkpoint = t.checkpoint(&principal, &x, Some(CheckpointLabel::new("before").unwrap())).await.unwrap();
         assert_eq!((checkpoint.position, checkpoint.auto), (4, false));
         assert!(t.checkpoint(&principal, &x, None).await.unwrap().auto);
-        t.append(&principal, &x, turn(2)).await.unwrap();
-        t.append(&principal, &x, turn(3)).await.unwrap();
+        t.append(&principal, &x, turn_messages(2)).await.unwrap();
+        t.append(&principal, &x, turn_messages(3)).await.unwrap();
         assert_eq!(t.checkpoints(&principal, &x).await.unwrap().len(), 5);
         assert_eq!(t.rewind(&principal, &x, Point::Turn(2)).await.unwrap().discarded, 4);
         assert_eq!(t.rewind(&principal, &x, "before").await.unwrap(), RewindResult { seq: 20, position: 4, discarded: 4 });
         let s = t.load(&principal, &x).await.unwrap();
-        assert_eq!(texts(&s), raw(&turn(1)));
+        assert_eq!(texts(&s), raw(&turn_messages(1)));
         assert_eq!(labels(&s), [("turn-1".into(), 4), ("before".into(), 4)]);
-        t.append(&principal, &x, turn(4)).await.unwrap();
+        t.append(&principal, &x, turn_messages(4)).await.unwrap();
         t.rewind(&principal, &x, Point::Position(6)).await.unwrap();
         let gone = t.discarded(&principal, &x).await.unwrap();
         let gone: Vec<Vec<String>> = gone.iter().map(|d| d.messages.iter().map(|m| m.message.as_str().to_owned()).collect()).collect();
-        assert_eq!(gone, [raw(&turn(3)), raw(&turn(2)), raw(&turn(4)[2..])]);
-        home.reopen().await;
-        let t = &home.tenure;
+        assert_eq!(gone, [raw(&turn_messages(3)), raw(&turn_messages(2)), raw(&turn_messages(4)[2..])]);
+        test.reopen().await;
+        let t = &test.tenure;
         let s = t.load(&principal, &x).await.unwrap();
-        assert_eq!(texts(&s), raw(&[turn(1), turn(4)[..2].to_vec()].concat()));
+        assert_eq!(texts(&s), raw(&[turn_messages(1), turn_messages(4)[..2].to_vec()].concat()));
         assert_eq!(t.last_messages(&principal, &x, 3).await.unwrap(), s.messages[3..]);
         for bad in [Point::Position(7), Point::Turn(9), Point::from("nope"), Point::Seq(999)] {
             let error = t.rewind(&principal, &x, bad).await.unwrap_err();
@@ -219,155 +215,151 @@ on_every_store! {
     }
 
     /// Invariant 7: changes to a parent or a fork never affect the other.
-    async fn parent_and_fork_never_change_each_other(home: &mut Home) {
-        let t = &home.tenure;
-        let principal = ada();
-        let p = id("p");
-        t.create(&principal, NewSession { title: Some("parent".into()), ..named("p") }).await.unwrap();
+    async fn parent_and_fork_never_change_each_other(test: &mut TestTenure) {
+        let t = &test.tenure;
+        let (principal, p) = (ada(), id("p"));
+        t.create(&principal, NewSession { title: Some("parent".into()), ..new_session("p") }).await.unwrap();
         for n in 1..=3 {
-            t.append(&principal, &p, turn(n)).await.unwrap();
+            t.append(&principal, &p, turn_messages(n)).await.unwrap();
         }
-        t.append(&principal, &p, vec![picture("look", "Z"), Message::assistant("nice")]).await.unwrap();
+        t.append(&principal, &p, vec![image_message("look", "Z"), Message::assistant("nice")]).await.unwrap();
         let parent = t.load(&principal, &p).await.unwrap();
         t.fork(&principal, &p, Fork::at("turn-2").id(Some(id("a")))).await.unwrap();
         t.fork(&principal, &p, Fork::at(Point::End).id(Some(id("b")))).await.unwrap();
-        t.append(&principal, &id("b"), turn(9)).await.unwrap();
+        t.append(&principal, &id("b"), turn_messages(9)).await.unwrap();
         t.fork(&principal, &id("b"), Fork::at(Point::Turn(1)).id(Some(id("c")))).await.unwrap(); // in the part shared with its parent
         t.fork(&principal, &id("b"), Fork::at(Point::End).id(Some(id("d")))).await.unwrap();
-        t.append(&principal, &id("a"), turn(8)).await.unwrap();
+        t.append(&principal, &id("a"), turn_messages(8)).await.unwrap();
         t.rewind(&principal, &id("b"), Point::Turn(2)).await.unwrap();
         t.rewind(&principal, &p, Point::Position(0)).await.unwrap();
-        t.append(&principal, &p, turn(7)).await.unwrap();
+        t.append(&principal, &p, turn_messages(7)).await.unwrap();
         let want = |parts: &[Vec<Message>]| raw(&parts.concat());
         let all = parent.messages.iter().map(|m| m.message.clone()).collect::<Vec<_>>();
         let expected = [
-            ("a", want(&[turn(1), turn(2), turn(8)])),
-            ("b", want(&[turn(1), turn(2)])),
-            ("c", want(&[turn(1)])),
-            ("d", want(&[all.clone(), turn(9)])),
-            ("p", want(&[turn(7)])),
+            ("a", want(&[turn_messages(1), turn_messages(2), turn_messages(8)])),
+            ("b", want(&[turn_messages(1), turn_messages(2)])),
+            ("c", want(&[turn_messages(1)])),
+            ("d", want(&[all.clone(), turn_messages(9)])),
+            ("p", want(&[turn_messages(7)])),
         ];
         for round in 0..3 {
             for (name, texts_wanted) in &expected {
-                let s = home.tenure.load(&principal, &id(name)).await;
+                let s = test.tenure.load(&principal, &id(name)).await;
                 if round == 2 && *name == "p" {
                     assert_eq!(s.unwrap_err().code(), "not_found");
                     continue;
                 }
                 let s = s.unwrap();
                 assert_eq!(&texts(&s), texts_wanted, "{name}, round {round}");
-                let tail = home.tenure.last_messages(&principal, &id(name), 100).await.unwrap();
+                let tail = test.tenure.last_messages(&principal, &id(name), 100).await.unwrap();
                 assert_eq!(tail, s.messages, "{name}, round {round}");
             }
             match round {
-                0 => home.reopen().await,
+                0 => test.reopen().await,
                 // Records that the forks need survive the purge of their parent (D-001).
-                _ => drop(home.tenure.purge(&principal, &p, None).await.unwrap()),
+                _ => drop(test.tenure.purge(&principal, &p, None).await.unwrap()),
             }
         }
-        assert_eq!(home.tenure.load(&principal, &id("d")).await.unwrap().head().info.title.as_deref(), Some("parent"));
+        assert_eq!(test.tenure.load(&principal, &id("d")).await.unwrap().head().info.title.as_deref(), Some("parent"));
         for name in ["b", "a", "d", "c"] {
-            home.tenure.append(&principal, &id(name), turn(20)).await.unwrap();
-            assert!(home.tenure.purge(&principal, &id(name), None).await.unwrap());
+            test.tenure.append(&principal, &id(name), turn_messages(20)).await.unwrap();
+            assert!(test.tenure.purge(&principal, &id(name), None).await.unwrap());
         }
-        assert!(home.tenure.list(&principal, SessionQuery::new(OwnerFilter::AllTenants, 9)).await.unwrap().heads.is_empty());
-        assert_eq!(home.tenure.fork(&principal, &p, Point::End).await.unwrap_err().code(), "not_found");
+        assert!(test.tenure.list(&principal, SessionQuery::new(OwnerFilter::AllTenants, 9)).await.unwrap().heads.is_empty());
+        assert_eq!(test.tenure.fork(&principal, &p, Point::End).await.unwrap_err().code(), "not_found");
     }
 
     /// A new session under a purged parent's id is a different session; the fork does not use it as
     /// its parent.
-    async fn a_fork_outlives_a_parent_of_the_same_name(home: &mut Home) {
-        let t = &home.tenure;
-        let principal = ada();
-        t.create(&principal, named("p")).await.unwrap();
-        t.append(&principal, &id("p"), turn(1)).await.unwrap();
+    async fn a_fork_outlives_a_parent_of_the_same_name(test: &mut TestTenure) {
+        let (t, principal) = (&test.tenure, ada());
+        t.create(&principal, new_session("p")).await.unwrap();
+        t.append(&principal, &id("p"), turn_messages(1)).await.unwrap();
         t.fork(&principal, &id("p"), Fork::at(Point::End).id(Some(id("f")))).await.unwrap();
-        t.append(&principal, &id("f"), turn(2)).await.unwrap();
+        t.append(&principal, &id("f"), turn_messages(2)).await.unwrap();
         t.purge(&principal, &id("p"), None).await.unwrap();
-        t.create(&principal, named("p")).await.unwrap();
+        t.create(&principal, new_session("p")).await.unwrap();
         for n in 5..9 {
-            t.append(&principal, &id("p"), turn(n)).await.unwrap();
+            t.append(&principal, &id("p"), turn_messages(n)).await.unwrap();
         }
         t.rewind(&principal, &id("f"), Point::Position(6)).await.unwrap();
-        assert_eq!(texts(&t.load(&principal, &id("f")).await.unwrap()), raw(&[turn(1), turn(2)[..2].to_vec()].concat()));
+        assert_eq!(texts(&t.load(&principal, &id("f")).await.unwrap()), raw(&[turn_messages(1), turn_messages(2)[..2].to_vec()].concat()));
         assert_eq!(t.last_messages(&principal, &id("f"), usize::MAX).await.unwrap().len(), 6);
         // Saving a loaded session fails if it was paused in the meantime.
         let mut s = t.load(&principal, &id("f")).await.unwrap();
         t.pause(&principal, &id("f"), None).await.unwrap();
-        s.push(Message::user("late"), home.now());
+        s.push(Message::user("late"), test.now());
         assert_eq!(s.save(t).await.unwrap_err().code(), "conflict");
         let mut s = t.load(&principal, &id("f")).await.unwrap();
-        s.push(Message::user("late"), home.now());
+        s.push(Message::user("late"), test.now());
         assert_eq!(s.save(t).await.unwrap_err().code(), "paused");
     }
 
     /// Loading, editing and saving a session: a stale save fails and changes nothing.
-    async fn a_loaded_session_is_edited_and_saved(home: &mut Home) {
-        let t = &home.tenure;
-        let principal = ada();
-        let x = id("x");
-        t.create(&principal, named("x")).await.unwrap();
-        t.append(&principal, &x, turn(1)).await.unwrap();
+    async fn a_loaded_session_is_edited_and_saved(test: &mut TestTenure) {
+        let t = &test.tenure;
+        let (principal, x) = (ada(), id("x"));
+        t.create(&principal, new_session("x")).await.unwrap();
+        t.append(&principal, &x, turn_messages(1)).await.unwrap();
         let mut s = Session::load(t, &principal, &x).await.unwrap();
-        s.push(Message::user("more"), home.now());
-        let checkpoint = s.add_checkpoint("here", home.now()).unwrap();
-        s.push(picture("see", "Q"), home.now());
-        assert!(s.add_checkpoint("12", home.now()).is_err(), "digits alone are a position");
+        s.push(Message::user("more"), test.now());
+        let checkpoint = s.add_checkpoint("here", test.now()).unwrap();
+        s.push(image_message("see", "Q"), test.now());
+        assert!(s.add_checkpoint("12", test.now()).is_err(), "digits alone are a position");
         s.save(t).await.unwrap();
         assert!(!s.is_changed());
         let loaded = Session::load(t, &principal, &x).await.unwrap();
         assert_eq!((texts(&loaded), labels(&loaded)), (texts(&s), labels(&s)));
         let mut late = loaded.clone();
         t.append(&principal, &x, vec![Message::assistant("meanwhile")]).await.unwrap();
-        late.truncate_to("here", home.now()).unwrap();
+        late.truncate_to("here", test.now()).unwrap();
         assert_eq!(late.save(t).await.unwrap_err().code(), "conflict");
         let mut s = Session::load(t, &principal, &x).await.unwrap();
         assert_eq!(s.messages.len(), 7);
-        s.truncate_to(&checkpoint, home.now()).unwrap();
+        s.truncate_to(&checkpoint, test.now()).unwrap();
         assert_eq!(s.messages.len(), 5);
         s.save(t).await.unwrap();
-        let mut fork = fork_session(&s, "turn-1", id("f"), home.now()).unwrap();
+        let mut fork = fork_session(&s, "turn-1", id("f"), test.now()).unwrap();
         assert_eq!(fork.messages.len(), 4);
-        fork.push(Message::user("another way"), home.now());
+        fork.push(Message::user("another way"), test.now());
         fork.save(t).await.unwrap();
         assert_eq!(t.load(&principal, &id("f")).await.unwrap().messages.len(), 5);
         // A fork at a point in the part that its source shares with its own parent.
         let fork = t.load(&principal, &id("f")).await.unwrap();
-        let mut second = fork_session(&fork, Point::Position(2), id("g"), home.now()).unwrap();
+        let mut second = fork_session(&fork, Point::Position(2), id("g"), test.now()).unwrap();
         second.save(t).await.unwrap();
-        assert_eq!(texts(&t.load(&principal, &id("g")).await.unwrap()), raw(&turn(1)[..2]));
+        assert_eq!(texts(&t.load(&principal, &id("g")).await.unwrap()), raw(&turn_messages(1)[..2]));
         assert_eq!(list_checkpoints(t, &principal, &x).await.unwrap().len(), 2);
         let resumed = resume_session(t, &principal, &x, "turn-1").await.unwrap();
         assert_eq!(resumed.messages.len(), 4);
         let checkpoints = make_checkpoints(&resumed.messages);
         let checkpoints: Vec<_> = checkpoints.iter().map(|c| (c.label.as_str(), c.position, c.auto)).collect();
         assert_eq!(checkpoints, [("turn-1.1", 3, true), ("turn-1", 4, true)]);
-        if let (Some(dir), true) = (&home.dir, home.url.starts_with("jsonl:")) {
-            let file = dir.path().join("sessions/acme/x.discarded.jsonl");
+        if let (Some(dir), StoreKind::Jsonl) = (test.directory(), test.store.kind()) {
+            let file = dir.join("sessions/acme/x.discarded.jsonl");
             let discarded = read_transcript(file).unwrap();
             assert!(discarded.problems.is_empty());
-            let messages = [picture("see", "Q"), Message::assistant("meanwhile"), Message::user("more")];
+            let messages = [image_message("see", "Q"), Message::assistant("meanwhile"), Message::user("more")];
             assert_eq!(raw(&discarded.messages), raw(&messages));
         }
     }
 
     /// An exported session can be imported elsewhere and continued; importing over a session
     /// replaces it without destroying anything.
-    async fn export_and_import(home: &mut Home) {
-        let t = &home.tenure;
-        let principal = ada();
-        let x = id("x");
+    async fn export_and_import(test: &mut TestTenure) {
+        let t = &test.tenure;
+        let (principal, x) = (ada(), id("x"));
         let metadata = json!({"k": {"deep": 1}, "gone": true}).as_object().unwrap().clone();
-        t.create(&principal, NewSession { metadata, title: Some("T".into()), ..named("x") }).await.unwrap();
-        t.append(&principal, &x, [turn(1), vec![picture("see", "P")]].concat()).await.unwrap();
+        t.create(&principal, NewSession { metadata, title: Some("T".into()), ..new_session("x") }).await.unwrap();
+        t.append(&principal, &x, [turn_messages(1), vec![image_message("see", "P")]].concat()).await.unwrap();
         t.checkpoint(&principal, &x, Some(CheckpointLabel::new("mid").unwrap())).await.unwrap();
-        t.append(&principal, &x, turn(2)).await.unwrap();
+        t.append(&principal, &x, turn_messages(2)).await.unwrap();
         let export = t.export(&principal, &x).await.unwrap();
         let text = serde_json::to_string(&export).unwrap();
         let export: Export = serde_json::from_str(&text).unwrap();
         let before = t.load(&principal, &x).await.unwrap();
         for target in ["y", "x"] {
-            t.append(&principal, &x, turn(3)).await.unwrap();
+            t.append(&principal, &x, turn_messages(3)).await.unwrap();
             t.update(&principal, &x, SessionPatch { metadata: json!({"k": {"other": 2}}).as_object().unwrap().clone(), ..SessionPatch::default() }).await.unwrap();
             t.import(&principal, &id(target), export.clone(), None).await.unwrap();
             let after = t.load(&principal, &id(target)).await.unwrap();
@@ -378,11 +370,11 @@ on_every_store! {
         }
         assert_eq!(t.discarded(&principal, &x).await.unwrap().len(), 1);
         t.delete(&principal, &id("y"), None).await.unwrap();
-        let over = Export { messages: turn(9), ..Export::default() };
+        let over = Export { messages: turn_messages(9), ..Export::default() };
         assert_eq!(t.import(&principal, &id("y"), over, None).await.unwrap_err().code(), "gone", "a deleted session is not replaced");
         t.restore(&principal, &id("y"), None).await.unwrap();
-        t.import(&principal, &id("y"), Export { messages: turn(9), ..Export::default() }, None).await.unwrap();
-        assert_eq!(texts(&t.load(&principal, &id("y")).await.unwrap()), raw(&turn(9)));
+        t.import(&principal, &id("y"), Export { messages: turn_messages(9), ..Export::default() }, None).await.unwrap();
+        assert_eq!(texts(&t.load(&principal, &id("y")).await.unwrap()), raw(&turn_messages(9)));
         let bob = Principal::new("acme", "bob").unwrap();
         assert_eq!(t.import(&bob, &x, export.clone(), None).await.unwrap_err().code(), "exists");
         let newer = Export { tenure: EXPORT_FORMAT + 1, ..export };
@@ -391,57 +383,55 @@ on_every_store! {
 
     /// Cached tool results expire after an hour, are evicted by least recent use, belong to one
     /// session, and survive a restart.
-    async fn tool_cache(home: &mut Home) {
+    async fn tool_cache(test: &mut TestTenure) {
         let cache = CacheConfig { max_entries: Some(2), ..CacheConfig::default() };
         let small = Assistant { name: "small".into(), cache, ..Assistant::default() };
-        home.tenure.put_assistant(&Principal::tenant_wide("acme").unwrap(), small).await.unwrap();
-        let principal = ada();
-        let x = id("x");
-        home.tenure.create(&principal, NewSession { assistant: Some("small".into()), ..named("x") }).await.unwrap();
-        home.tenure.create(&principal, named("y")).await.unwrap();
+        test.tenure.put_assistant(&Principal::tenant_wide("acme").unwrap(), small).await.unwrap();
+        let (principal, x) = (ada(), id("x"));
+        test.tenure.create(&principal, NewSession { assistant: Some("small".into()), ..new_session("x") }).await.unwrap();
+        test.tenure.create(&principal, new_session("y")).await.unwrap();
         let put = async |t: &Tenure, n: i32| t.cache_put(&principal, &x, "tool", &json!({"n": n, "z": null}), &json!({"r": n})).await.unwrap();
         let get = async |t: &Tenure, n: i32| {
             let hit = t.cache_get(&principal, &x, "tool", &json!({"z": null, "n": n})).await.unwrap();
             hit.map(|c| c.result["r"].as_i64().unwrap())
         };
-        put(&home.tenure, 1).await;
-        home.pass(SignedDuration::from_secs(1));
-        put(&home.tenure, 2).await;
-        home.pass(SignedDuration::from_secs(1));
-        assert_eq!(get(&home.tenure, 1).await, Some(1)); // entry 2 is now the least recently used
-        home.pass(SignedDuration::from_secs(1));
+        put(&test.tenure, 1).await;
+        test.advance(SignedDuration::from_secs(1));
+        put(&test.tenure, 2).await;
+        test.advance(SignedDuration::from_secs(1));
+        assert_eq!(get(&test.tenure, 1).await, Some(1)); // entry 2 is now the least recently used
+        test.advance(SignedDuration::from_secs(1));
         // The use may be recorded asynchronously.
-        for _ in 0..50 {
-            let namespace = tenure::store::Namespace { tenant: principal.tenant.clone(), owner: tenure::store::Owner::Session(x.clone()), name: "cache".into() };
-            let items = home.tenure.store().items(&namespace, None, 10).await.unwrap();
-            if items.iter().any(|i| i.uses > 0) { break; }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
-        put(&home.tenure, 3).await;
-        home.reopen().await;
-        assert_eq!((get(&home.tenure, 1).await, get(&home.tenure, 2).await, get(&home.tenure, 3).await), (Some(1), None, Some(3)));
-        assert_eq!(home.tenure.cache_get(&principal, &x, "tool", &json!({"n": 1})).await.unwrap(), None, "null is a parameter");
-        assert_eq!(home.tenure.cache_get(&principal, &id("y"), "tool", &json!({"n": 1, "z": null})).await.unwrap(), None);
-        assert_eq!(home.tenure.cache_entries(&principal, &x).await.unwrap().len(), 2);
-        home.tenure.pause(&principal, &x, None).await.unwrap();
-        assert_eq!(get(&home.tenure, 3).await, Some(3), "a paused session keeps its cache");
-        home.pass(SignedDuration::from_hours(1));
-        assert_eq!(get(&home.tenure, 3).await, None, "time goes on");
-        assert!(home.tenure.cache_entries(&principal, &x).await.unwrap().is_empty());
-        assert_eq!(home.tenure.sweep().await.unwrap().items, 2);
+        let namespace = tenure::store::Namespace { tenant: principal.tenant.clone(), owner: tenure::store::Owner::Session(x.clone()), name: "cache".into() };
+        wait_until("the use is recorded", async || {
+            test.tenure.store().items(&namespace, None, 10).await.unwrap().iter().any(|i| i.uses > 0)
+        })
+        .await;
+        put(&test.tenure, 3).await;
+        test.reopen().await;
+        assert_eq!((get(&test.tenure, 1).await, get(&test.tenure, 2).await, get(&test.tenure, 3).await), (Some(1), None, Some(3)));
+        assert_eq!(test.tenure.cache_get(&principal, &x, "tool", &json!({"n": 1})).await.unwrap(), None, "null is a parameter");
+        assert_eq!(test.tenure.cache_get(&principal, &id("y"), "tool", &json!({"n": 1, "z": null})).await.unwrap(), None);
+        assert_eq!(test.tenure.cache_entries(&principal, &x).await.unwrap().len(), 2);
+        test.tenure.pause(&principal, &x, None).await.unwrap();
+        assert_eq!(get(&test.tenure, 3).await, Some(3), "a paused session keeps its cache");
+        test.advance(SignedDuration::from_hours(1));
+        assert_eq!(get(&test.tenure, 3).await, None, "time goes on");
+        assert!(test.tenure.cache_entries(&principal, &x).await.unwrap().is_empty());
+        assert_eq!(test.tenure.sweep().await.unwrap().items, 2);
     }
 
     /// Content matching finds the longest conversation, rejects ambiguous matches, and never finds
     /// another user's session.
-    async fn find_by_content(home: &mut Home) {
-        let t = &home.tenure;
+    async fn find_by_content(test: &mut TestTenure) {
+        let t = &test.tenure;
         let principal = ada();
         for name in ["one", "long"] {
-            home.pass(SignedDuration::from_secs(1));
-            t.create(&principal, named(name)).await.unwrap();
-            t.append(&principal, &id(name), turn(1)).await.unwrap();
+            test.advance(SignedDuration::from_secs(1));
+            t.create(&principal, new_session(name)).await.unwrap();
+            t.append(&principal, &id(name), turn_messages(1)).await.unwrap();
         }
-        t.append(&principal, &id("long"), turn(2)).await.unwrap();
+        t.append(&principal, &id("long"), turn_messages(2)).await.unwrap();
         let seen = |n: usize| vec![Message::user(&format!("question {n}")), Message::assistant(&format!("answer {n}"))];
         let ask = |n: usize| (1..=n).flat_map(seen).chain([Message::user("next")]).collect::<Vec<_>>();
         assert_eq!(t.find(&principal, &ask(1)).await.unwrap(), Some(id("one")));
@@ -454,9 +444,9 @@ on_every_store! {
         }
         // Many newer sessions with a shorter conversation do not hide the longest match.
         for n in 0..70 {
-            home.pass(SignedDuration::from_secs(1));
-            t.create(&principal, named(&format!("short{n}"))).await.unwrap();
-            t.append(&principal, &id(&format!("short{n}")), turn(1)).await.unwrap();
+            test.advance(SignedDuration::from_secs(1));
+            t.create(&principal, new_session(&format!("short{n}"))).await.unwrap();
+            t.append(&principal, &id(&format!("short{n}")), turn_messages(1)).await.unwrap();
         }
         assert_eq!(t.find(&principal, &ask(2)).await.unwrap(), Some(id("long")));
         assert_eq!(t.find(&principal, &ask(1)).await.unwrap(), None, "which one is not told");
@@ -464,13 +454,13 @@ on_every_store! {
         assert_eq!(t.find(&principal, &[Message::system("s"), Message::user("question 1")]).await.unwrap(), None);
         // Images distinguish conversations; a client that omits them still matches.
         for (name, fill) in [("cat", "C"), ("dog", "D")] {
-            home.pass(SignedDuration::from_secs(1));
-            t.create(&principal, named(name)).await.unwrap();
-            t.append(&principal, &id(name), vec![picture("what is it?", fill), Message::assistant("an animal")]).await.unwrap();
+            test.advance(SignedDuration::from_secs(1));
+            t.create(&principal, new_session(name)).await.unwrap();
+            t.append(&principal, &id(name), vec![image_message("what is it?", fill), Message::assistant("an animal")]).await.unwrap();
         }
         let about = |first: Message| vec![first, Message::assistant("an animal"), Message::user("sure?")];
-        assert_eq!(t.find(&principal, &about(picture("what is it?", "C"))).await.unwrap(), Some(id("cat")));
-        assert_eq!(t.find(&principal, &about(picture("what is it?", "D"))).await.unwrap(), Some(id("dog")));
+        assert_eq!(t.find(&principal, &about(image_message("what is it?", "C"))).await.unwrap(), Some(id("cat")));
+        assert_eq!(t.find(&principal, &about(image_message("what is it?", "D"))).await.unwrap(), Some(id("dog")));
         assert_eq!(t.find(&principal, &about(Message::user("what is it?"))).await.unwrap(), None, "cat or dog");
         t.delete(&principal, &id("dog"), None).await.unwrap();
         assert_eq!(t.find(&principal, &about(Message::user("what is it?"))).await.unwrap(), Some(id("cat")));
@@ -478,29 +468,28 @@ on_every_store! {
 
     /// Reconciling merges the client's history with the stored one, and the log preserves discarded
     /// messages.
-    async fn reconciliation(home: &mut Home) {
-        let t = &home.tenure;
-        let principal = ada();
-        let x = id("x");
-        t.create(&principal, named("x")).await.unwrap();
-        t.append(&principal, &x, turn(1)).await.unwrap();
+    async fn reconciliation(test: &mut TestTenure) {
+        let t = &test.tenure;
+        let (principal, x) = (ada(), id("x"));
+        t.create(&principal, new_session("x")).await.unwrap();
+        t.append(&principal, &x, turn_messages(1)).await.unwrap();
         let seen = [Message::user("question 1"), Message::assistant("answer 1")];
         let plan = t.reconcile(&principal, &x, &[&seen[..], &[Message::user("edited")]].concat(), HistoryMode::Auto).await.unwrap();
         assert_eq!((plan.retained, plan.omitted, plan.append.len()), (4, 2, 1));
         // The previous question is unanswered and the answer before it came from no run: this is
         // not treated as an edit.
-        let more = [&seen[..], &[picture("with a picture", "W")]].concat();
+        let more = [&seen[..], &[image_message("with a picture", "W")]].concat();
         let plan = t.reconcile(&principal, &x, &more, HistoryMode::Auto).await.unwrap();
         assert_eq!((plan.retained, plan.rewound), (5, 0));
         t.rewind(&principal, &x, Point::Position(5)).await.unwrap();
         let plan = t.reconcile(&principal, &x, &more, HistoryMode::Full).await.unwrap();
         assert_eq!((plan.retained, plan.rewound), (4, 1));
-        home.reopen().await;
-        let s = home.tenure.load(&principal, &x).await.unwrap();
-        assert_eq!(texts(&s)[4..], raw(&[picture("with a picture", "W")]));
-        assert_eq!(home.tenure.discarded(&principal, &x).await.unwrap().len(), 2);
+        test.reopen().await;
+        let s = test.tenure.load(&principal, &x).await.unwrap();
+        assert_eq!(texts(&s)[4..], raw(&[image_message("with a picture", "W")]));
+        assert_eq!(test.tenure.discarded(&principal, &x).await.unwrap().len(), 2);
         let without = [&seen[..], &[Message::user("with a picture"), Message::assistant("pretty"), Message::user("yes")]].concat();
-        let plan = home.tenure.reconcile(&principal, &x, &without, HistoryMode::Auto).await.unwrap();
+        let plan = test.tenure.reconcile(&principal, &x, &without, HistoryMode::Auto).await.unwrap();
         assert_eq!((plan.retained, plan.rewound, plan.append.len()), (5, 0, 2), "the picture stays in its message");
     }
 }

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{policy::*, session::*};
 
 fn rules() -> Redaction {
     let rule = |name, pattern| RedactionRule::new(name, pattern, None).unwrap();

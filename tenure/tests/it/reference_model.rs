@@ -3,10 +3,10 @@
 //! reproduce a run.
 
 use crate::on_every_store;
-use crate::places::*;
+use crate::support::*;
 use jiff::SignedDuration;
 use std::collections::BTreeMap;
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{log::*, run::*, session::*};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Model {
@@ -60,33 +60,33 @@ fn seed() -> u64 {
 
 on_every_store! {
     /// Every store agrees with the model after every step.
-    async fn every_store_equals_the_model(home: &mut Home) {
+    async fn every_store_equals_the_model(test: &mut TestTenure) {
         let seed = seed();
         println!("TENURE_TEST_SEED={seed}");
         let mut random = Random(seed);
         let mut model: BTreeMap<String, Model> = BTreeMap::new();
         let principal = ada();
-        let steps = if home.url.starts_with("postgres") { 250 } else { 400 };
+        let steps = if test.url().starts_with("postgres") { 250 } else { 400 };
         for step in 0..steps {
-            home.pass(SignedDuration::from_millis(1));
-            let operation = apply_random_operation(home, &principal, &mut random, &mut model, step).await;
-            compare(home, &principal, &model).await.unwrap_or_else(|e| panic!("step {step} ({operation}), seed {seed}: {e}"));
+            test.advance(SignedDuration::from_millis(1));
+            let operation = apply_random_operation(test, &principal, &mut random, &mut model, step).await;
+            compare(test, &principal, &model).await.unwrap_or_else(|e| panic!("step {step} ({operation}), seed {seed}: {e}"));
         }
     }
 }
 
 fn random_messages(random: &mut Random, step: usize) -> Vec<Message> {
     match random.below(5) {
-        0 => turn(step),
+        0 => turn_messages(step),
         1 => vec![Message::user(&format!("only a question {step}"))],
-        2 => vec![picture(&format!("picture {step}"), &format!("{}", step % 3)), Message::assistant("seen")],
+        2 => vec![image_message(&format!("picture {step}"), &format!("{}", step % 3)), Message::assistant("seen")],
         3 => vec![Message::user("short"), Message::assistant("answer")],
-        _ => [turn(step), turn(step + 1000)].concat(),
+        _ => [turn_messages(step), turn_messages(step + 1000)].concat(),
     }
 }
 
 async fn apply_random_operation(
-    home: &mut Home,
+    test: &mut TestTenure,
     principal: &Principal,
     random: &mut Random,
     model: &mut BTreeMap<String, Model>,
@@ -95,13 +95,13 @@ async fn apply_random_operation(
     let names: Vec<String> = model.keys().cloned().collect();
     if names.is_empty() || (names.len() < 6 && random.below(8) == 0) {
         let name = format!("s{step}");
-        home.tenure.create(principal, named(&name)).await.unwrap();
+        test.tenure.create(principal, new_session(&name)).await.unwrap();
         model.insert(name.clone(), Model::default());
         return format!("create {name}");
     }
     let name = names[random.below(names.len())].clone();
     let x = id(&name);
-    let t = home.tenure.clone();
+    let t = test.tenure.clone();
     let m = model.get_mut(&name).unwrap();
     let live = m.status.is_live();
     match random.below(16) {
@@ -192,7 +192,7 @@ async fn apply_random_operation(
         }
         15 if random.below(3) == 0 => {
             drop(t);
-            home.reopen().await;
+            test.reopen().await;
             "reopen".to_owned()
         }
         _ => "nothing".to_owned(),
@@ -200,12 +200,12 @@ async fn apply_random_operation(
 }
 
 async fn compare(
-    home: &Home,
+    test: &TestTenure,
     principal: &Principal,
     model: &BTreeMap<String, Model>,
 ) -> std::result::Result<(), String> {
     for (name, m) in model {
-        let s = home.tenure.load_any(principal, &id(name)).await.map_err(|e| format!("{name}: {e}"))?;
+        let s = test.tenure.load_any(principal, &id(name)).await.map_err(|e| format!("{name}: {e}"))?;
         let same = |property: &str, stored: String, expected: String| {
             if stored == expected {
                 Ok(())
@@ -225,13 +225,13 @@ async fn compare(
         s.messages.iter().for_each(|message| digest.advance(&message.message));
         same("digest", format!("{:?}", s.head().digest), format!("{digest:?}"))?;
         if m.status.is_live() {
-            let tail = home.tenure.last_messages(principal, &id(name), 5).await.map_err(|e| e.to_string())?;
+            let tail = test.tenure.last_messages(principal, &id(name), 5).await.map_err(|e| e.to_string())?;
             same("tail", format!("{tail:?}"), format!("{:?}", &s.messages[s.messages.len().saturating_sub(5)..]))?;
         }
     }
     let mut query = SessionQuery::new(OwnerFilter::AllTenants, 100);
     query.status = vec![Status::Active, Status::Paused, Status::Expired, Status::Deleted];
-    let page = home.tenure.list(principal, query).await.map_err(|e| e.to_string())?;
+    let page = test.tenure.list(principal, query).await.map_err(|e| e.to_string())?;
     let mut listed: Vec<_> = page.heads.iter().map(|h| h.info.session_id.to_string()).collect();
     listed.sort();
     if listed.iter().eq(model.keys()) { Ok(()) } else { Err(format!("list differs: {listed:?}")) }

@@ -1,7 +1,7 @@
 //! The pure rules, by example: each fixture file is a case. A new case is a new file.
 
 use std::path::PathBuf;
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{log::*, policy::*, rules::*, run::*, session::*, *};
 
 fn fixtures(kind: &str) -> Vec<(PathBuf, String)> {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(kind);

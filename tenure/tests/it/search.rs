@@ -1,9 +1,9 @@
 //! Search over session messages, on every store.
 
 use crate::on_every_store;
-use crate::places::*;
+use crate::support::*;
 use jiff::SignedDuration;
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{policy::*, session::*, *};
 
 fn search(text: &str) -> SearchRequest {
     SearchRequest::new(text, 100)
@@ -43,7 +43,7 @@ async fn all_pages(tenure: &Tenure, principal: &Principal, mut search: SearchReq
 #[tokio::test]
 async fn a_search_through_nested_forks_is_bounded() {
     let tenure = Tenure::open("memory:").await.unwrap();
-    tenure.create(&ada(), named("f0")).await.unwrap();
+    tenure.create(&ada(), new_session("f0")).await.unwrap();
     tenure.append(&ada(), &id("f0"), vec![Message::user("the ferry")]).await.unwrap();
     for n in 1..40 {
         tenure
@@ -79,15 +79,14 @@ async fn a_search_through_nested_forks_is_bounded() {
 
 on_every_store! {
     /// A user finds only their own sessions, an administrator all of the tenant.
-    async fn users_find_only_their_own_sessions(home: &mut Home) {
-        let t = &home.tenure;
-        let eve = Principal::new("acme", "eve").unwrap();
-        let stranger = Principal::tenant_wide("other").unwrap();
+    async fn users_find_only_their_own_sessions(test: &mut TestTenure) {
+        let t = &test.tenure;
+        let (eve, stranger) = (Principal::new("acme", "eve").unwrap(), Principal::tenant_wide("other").unwrap());
         for (principal, name) in [(&ada(), "a1"), (&eve, "e1"), (&ada(), "a2")] {
-            t.create(principal, NewSession { title: Some(format!("The ferry of {name}")), ..named(name) }).await.unwrap();
-            t.append(principal, &id(name), turn(1)).await.unwrap();
-            t.append(principal, &id(name), vec![Message::user("The FERRY to Döver"), call("c9", "ferry")]).await.unwrap();
-            home.pass(SignedDuration::from_secs(1));
+            t.create(principal, NewSession { title: Some(format!("The ferry of {name}")), ..new_session(name) }).await.unwrap();
+            t.append(principal, &id(name), turn_messages(1)).await.unwrap();
+            t.append(principal, &id(name), vec![Message::user("The FERRY to Döver"), tool_call_message("c9", "ferry", &serde_json::json!({}))]).await.unwrap();
+            test.advance(SignedDuration::from_secs(1));
         }
         let hits_in = |name: &str| [format!("{name}/title ferry"), format!("{name}/5 ferry"), format!("{name}/4 FERRY")];
         assert_eq!(search_hits(t, &ada(), "ferry").await, [hits_in("a2"), hits_in("a1")].concat());
@@ -103,7 +102,7 @@ on_every_store! {
         assert_eq!(describe_hits(&t.search_sessions(&admin(), &filtered).await.unwrap()), hits_in("e1"));
         assert_eq!(describe_hits(&t.search_sessions(&ada(), &filtered).await.unwrap()), [hits_in("a2"), hits_in("a1")].concat());
         // A cursor that names another user's session finds nothing.
-        let far = home.now().as_microsecond() + 1;
+        let far = test.now().as_microsecond() + 1;
         filtered.cursor = Some(format!("{far}~e1~99~9~9").parse().unwrap());
         assert_eq!(describe_hits(&t.search_sessions(&stranger, &filtered).await.unwrap()), Vec::<String>::new());
         assert!(!describe_hits(&t.search_sessions(&ada(), &filtered).await.unwrap()).iter().any(|f| f.starts_with("e1")));
@@ -117,17 +116,16 @@ on_every_store! {
     }
 
     /// Discarded messages are not found; messages inherited from a parent are.
-    async fn discarded_and_deleted_messages_are_not_found(home: &mut Home) {
-        let t = &home.tenure;
-        let principal = ada();
-        t.create(&principal, named("a")).await.unwrap();
+    async fn discarded_and_deleted_messages_are_not_found(test: &mut TestTenure) {
+        let (t, principal) = (&test.tenure, ada());
+        t.create(&principal, new_session("a")).await.unwrap();
         for n in 0..4 {
-            t.append(&principal, &id("a"), turn(n)).await.unwrap();
+            t.append(&principal, &id("a"), turn_messages(n)).await.unwrap();
         }
         t.fork(&principal, &id("a"), Fork::at(Point::Turn(3)).id(Some(id("b")))).await.unwrap();
-        t.append(&principal, &id("b"), turn(7)).await.unwrap();
+        t.append(&principal, &id("b"), turn_messages(7)).await.unwrap();
         t.rewind(&principal, &id("a"), Point::Turn(1)).await.unwrap();
-        t.append(&principal, &id("a"), turn(8)).await.unwrap();
+        t.append(&principal, &id("a"), turn_messages(8)).await.unwrap();
         let sorted = async |text: &str| {
             let mut hits = search_hits(t, &principal, text).await;
             hits.sort();
@@ -153,16 +151,14 @@ on_every_store! {
         assert_eq!(t.search_sessions(&principal, &deleted).await.unwrap().hits.len(), 3);
         t.restore(&principal, &id("b"), None).await.unwrap();
         assert_eq!(sorted("question").await.len(), 3);
-        home.pass(SignedDuration::from_hours(24 * 8));
+        test.advance(SignedDuration::from_hours(24 * 8));
         assert_eq!(sorted("question").await, Vec::<String>::new(), "it has expired, although nobody has swept");
     }
 
     /// Pages of any size add up to the same hits, which equal those of a naive search.
-    async fn pages_contain_every_hit_once(home: &mut Home) {
-        let t = &home.tenure;
-        let principal = ada();
-        let words = ["alpha", "beta", "gamma", "delta", "Épsilon"];
-        let mut seed = 7u64;
+    async fn pages_contain_every_hit_once(test: &mut TestTenure) {
+        let (t, principal) = (&test.tenure, ada());
+        let (words, mut seed) = (["alpha", "beta", "gamma", "delta", "Épsilon"], 7u64);
         let mut dice = |n: u64| {
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             (seed >> 33) % n
@@ -170,7 +166,7 @@ on_every_store! {
         let mut want: Vec<String> = Vec::new();
         for s in 0..12 {
             let name = id(&format!("s{s:02}"));
-            t.create(&principal, named(name.as_str())).await.unwrap();
+            t.create(&principal, new_session(name.as_str())).await.unwrap();
             let texts: Vec<Vec<&str>> =
                 (0..dice(150)).map(|_| (0..4).map(|_| words[dice(5) as usize]).collect()).collect();
             let messages: Vec<Message> = texts.iter().map(|w| Message::user(&w.join(", "))).collect();
@@ -180,7 +176,7 @@ on_every_store! {
             let both = |w: &[&str]| w.contains(&"beta") && w.contains(&"Épsilon");
             let matches_here = texts.iter().enumerate().rev().filter(|(_, w)| both(w)).map(|(i, _)| format!("{name}/{i}"));
             want = matches_here.chain(want).collect();
-            home.pass(SignedDuration::from_secs(1));
+            test.advance(SignedDuration::from_secs(1));
         }
         let locations = |hits: Vec<String>| hits.iter().map(|f| f.split(' ').next().unwrap().to_owned()).collect::<Vec<_>>();
         assert!(want.len() > 100, "{}", want.len());
@@ -210,12 +206,11 @@ on_every_store! {
     }
 
     /// Redacted text is neither found nor shown; it stays in the log (D-084).
-    async fn redacted_words_are_not_found(home: &mut Home) {
+    async fn redacted_words_are_not_found(test: &mut TestTenure) {
         let rule = RedactionRule::new("email", r"[\w.]+@[\w.]+\w", None).unwrap();
-        home.reopen_with(|options| options.redaction = vec![rule].try_into().unwrap()).await;
-        let t = &home.tenure;
-        let principal = ada();
-        t.create(&principal, NewSession { title: Some("ann@example.com".into()), ..named("a") }).await.unwrap();
+        test.reopen_with(|options| options.redaction = vec![rule].try_into().unwrap()).await;
+        let (t, principal) = (&test.tenure, ada());
+        t.create(&principal, NewSession { title: Some("ann@example.com".into()), ..new_session("a") }).await.unwrap();
         t.append(&principal, &id("a"), vec![Message::user("the address is ann@example.com, she said")]).await.unwrap();
         assert_eq!(search_hits(t, &principal, "example").await, Vec::<String>::new());
         let page = t.search_sessions(&principal, &search("address")).await.unwrap();
@@ -230,19 +225,19 @@ on_every_store! {
 /// A damaged session does not hide the others.
 #[tokio::test(flavor = "multi_thread")]
 async fn damaged_sessions_are_reported_and_skipped() {
-    let mut home = Home::new("sqlite").await.unwrap();
+    let mut test = TestTenure::new(StoreKind::Sqlite).await.unwrap();
     for name in ["a", "b", "c"] {
-        home.tenure.create(&ada(), named(name)).await.unwrap();
-        home.tenure.append(&ada(), &id(name), vec![Message::user("the ferry")]).await.unwrap();
-        home.pass(SignedDuration::from_secs(1));
+        test.tenure.create(&ada(), new_session(name)).await.unwrap();
+        test.tenure.append(&ada(), &id(name), vec![Message::user("the ferry")]).await.unwrap();
+        test.advance(SignedDuration::from_secs(1));
     }
-    home.reopen().await;
-    let file = rusqlite::Connection::open(home.url.strip_prefix("sqlite:").unwrap()).unwrap();
+    test.reopen().await;
+    let file = rusqlite::Connection::open(test.url().strip_prefix("sqlite:").unwrap()).unwrap();
     let changed = file
         .execute("UPDATE record SET entry = replace(entry, 'the ferry', 'the furry') WHERE record_key >> 32 = (SELECT id FROM head WHERE session = 'b')", [])
         .unwrap();
     assert!(changed > 0);
-    let page = home.tenure.search_sessions(&ada(), &search("ferry")).await.unwrap();
+    let page = test.tenure.search_sessions(&ada(), &search("ferry")).await.unwrap();
     assert_eq!(describe_hits(&page), ["c/0 ferry", "a/0 ferry"]);
     assert_eq!((page.damaged, page.scanned), (vec![id("b")], 3));
 }

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{run::*, session::*, *};
 
 /// Tools that record the sessions that have ended.
 #[derive(Default)]

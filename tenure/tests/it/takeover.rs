@@ -2,16 +2,14 @@
 //! every checkpoint policy. The node that takes it over reaches the same result, and no tool with
 //! side effects is executed twice.
 
-use crate::hands::*;
 use crate::on_every_store;
-use crate::places::*;
+use crate::support::*;
 use jiff::SignedDuration;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 use tenure::store::Store;
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{log::*, policy::*, review::*, rules::*, run::*, session::*, *};
 
 /// The observable result of a session, without ids and times.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,44 +26,45 @@ struct Simulation {
     policy: &'static str,
     /// Number of turns in the prompt window.
     window: usize,
-    tools: Workshop,
-    model: Script,
+    tools: CountingTools,
+    model: ScriptedModel,
     /// Number of reviews opened because the outcome of a call was lost.
     lost: usize,
-    _dir: Option<tempfile::TempDir>,
+    _test_store: TestStore,
 }
 
 /// One round of concurrent calls, of which `mail` requires review; a second round that reuses call
 /// ids; and an answer.
-fn script() -> Script {
-    Script::new([
-        calls(&[
+fn script() -> ScriptedModel {
+    ScriptedModel::new([
+        tool_calls_answer(&[
             ("c1", "look", json!({"n": 1})),
             ("c2", "pay", json!({"n": 1})),
             ("c3", "mail", json!({"n": 1})),
             ("c4", "set", json!({"n": 1})),
             ("c5", "fly", json!({})),
         ]),
-        calls(&[("c2", "pay", json!({"n": 2})), ("c1", "look", json!({"n": 2}))]),
-        say("All is done."),
+        tool_calls_answer(&[("c2", "pay", json!({"n": 2})), ("c1", "look", json!({"n": 2}))]),
+        text_answer("All is done."),
     ])
 }
 
 impl Simulation {
     /// Creates a session, with a long history if the prompt window is small.
-    async fn new(kind: &str, policy: &'static str, window: usize) -> Self {
-        let home = Home::new(kind).await.unwrap();
-        let tools = Workshop::new([
-            (read_only("look"), Does::Says("seen")),
-            (tool("pay"), Does::Says("paid")),
-            (tool("mail"), Does::Says("sent")),
-            (Tool { idempotent: true, ..tool("set") }, Does::Says("set")),
+    async fn new(kind: StoreKind, policy: &'static str, window: usize) -> Self {
+        let test = TestTenure::new(kind).await.unwrap();
+        let tools = CountingTools::new([
+            (read_only_tool("look"), ToolBehavior::succeeds("seen")),
+            (tool("pay"), ToolBehavior::succeeds("paid")),
+            (tool("mail"), ToolBehavior::succeeds("sent")),
+            (Tool { idempotent: true, ..tool("set") }, ToolBehavior::succeeds("set")),
         ]);
-        let Home { tenure, clock, dir, .. } = home;
+        let TestTenure { tenure, clock, store: test_store } = test;
         let store = tenure.store().clone();
-        let simulation = Self { store, clock, policy, window, tools, model: script(), lost: 0, _dir: dir };
+        let simulation =
+            Self { store, clock, policy, window, tools, model: script(), lost: 0, _test_store: test_store };
         let node = simulation.node(&simulation.store);
-        node.create(&ada(), NewSession { assistant: Some("clerk".into()), ..named("x") }).await.unwrap();
+        node.create(&ada(), NewSession { assistant: Some("clerk".into()), ..new_session("x") }).await.unwrap();
         if window < 50 {
             let long_history =
                 (0..150).flat_map(|n| [Message::user(&format!("{n}?")), Message::assistant(&format!("{n}!"))]);
@@ -98,17 +97,17 @@ impl Simulation {
                 return Ok(true);
             }
             if s.runs.is_empty() {
-                turn_of(tenure, question("Do all of it"), &self.model, &self.tools).await?;
+                run_turn(tenure, question("Do all of it"), &self.model, &self.tools).await?;
                 continue;
             }
             for review in s.open_reviews().map(|r| r.opened.clone()) {
                 let decision = if review.lost { self.actual_decision(&review) } else { Decision::Approved };
                 self.lost += usize::from(review.lost);
-                tenure.decide(&ada(), &review.review, &verdict(decision)).await?;
+                tenure.decide(&ada(), &review.review, &review_input(decision)).await?;
             }
             for head in tenure.find_orphaned_runs(9).await? {
                 if let Some(turn) = tenure.claim_orphaned_run(&head).await? {
-                    work(turn, &self.model, &self.tools).await?;
+                    execute(turn, &self.model, &self.tools).await?;
                 }
             }
         }
@@ -117,7 +116,7 @@ impl Simulation {
 
     /// The decision that matches whether the tool was actually executed.
     fn actual_decision(&self, review: &ReviewOpened) -> Decision {
-        if self.tools.done(&review.step).contains(&review.detail["arguments"]) {
+        if self.tools.calls(&review.step).contains(&review.detail["arguments"]) {
             Decision::Approved
         } else {
             Decision::Rejected
@@ -126,7 +125,7 @@ impl Simulation {
 
     async fn observe(&self) -> Observed {
         let tenure = self.node(&self.store);
-        let s = x(&tenure).await;
+        let s = session_x(&tenure).await;
         let log = tenure.store().records(&s.head().key(), &tenure::store::RecordRange::after(0)).await.unwrap();
         assert!(log.iter().map(|r| r.seq).eq(1..=s.head().seq), "the log has no hole");
         let rebuilt = Session::replay(&s.head().key(), log).unwrap();
@@ -148,9 +147,8 @@ impl Simulation {
 /// The messages in call order. A result that was delayed by a review is moved next to the results
 /// of the other calls.
 fn messages_in_call_order(session: &Session) -> Vec<String> {
-    let mut ordered = Vec::new();
-    let mut calls = Vec::new();
-    for (position, (text, message)) in talk(session).into_iter().zip(&session.messages).enumerate() {
+    let (mut ordered, mut calls) = (Vec::new(), Vec::new());
+    for (position, (text, message)) in conversation(session).into_iter().zip(&session.messages).enumerate() {
         if !message.message.tool_calls().is_empty() {
             calls = message.message.tool_calls().into_iter().map(|c| (position, c.id)).collect();
         }
@@ -181,10 +179,10 @@ fn compare(crash_point: &str, mut got: Observed, want: &Observed, lost: usize) {
     assert_eq!(got, *want, "{crash_point}");
 }
 
-async fn crashes_at_every_commit(kind: &str, policies: &[&'static str], window: usize, twice: bool) {
+async fn crashes_at_every_commit(kind: StoreKind, policies: &[&'static str], window: usize, twice: bool) {
     for policy in policies {
         let mut simulation = Simulation::new(kind, policy, window).await;
-        let counted = Fragile::new(&simulation.store, None);
+        let counted = FailingStore::new(&simulation.store, None);
         let node = simulation.node(&(counted.clone() as Arc<dyn Store>));
         assert!(simulation.run_until_crash(&node).await.unwrap());
         let want = simulation.observe().await;
@@ -194,27 +192,27 @@ async fn crashes_at_every_commit(kind: &str, policies: &[&'static str], window: 
         assert!(commits > 8, "{commits}");
         let mut lost_calls = 0;
         for commit in 0..commits {
-            for failure_point in [When::Before, When::After] {
+            for failure_point in [FailurePoint::BeforeCommit, FailurePoint::AfterCommit] {
                 let second_commits = if twice { 0..commits } else { 0..1 };
                 for second_commit in second_commits {
                     let mut simulation = Simulation::new(kind, policy, window).await;
                     let crash_point = format!(
-                        "{kind}, {policy}: dies at commit {commit}, {failure_point:?}; and again at {second_commit} ({twice})"
+                        "{kind:?}, {policy}: dies at commit {commit}, {failure_point:?}; and again at {second_commit} ({twice})"
                     );
                     let mut crashes = vec![Some((commit, failure_point))];
                     crashes.extend(twice.then_some(Some((second_commit, failure_point))));
                     crashes.push(None);
                     let mut ended = false;
                     for (n, crash) in crashes.into_iter().enumerate() {
-                        let store = Fragile::new(&simulation.store, crash);
+                        let store = FailingStore::new(&simulation.store, crash);
                         let node = simulation.node(&(store.clone() as Arc<dyn Store>));
                         match simulation.run_until_crash(&node).await {
                             Ok(has_ended) => ended = has_ended,
-                            Err(e) => assert!(store.is_dead(), "{crash_point}: {e}"),
+                            Err(e) => assert!(store.has_failed(), "{crash_point}: {e}"),
                         }
                         // The resuming node reads the prompt window, not the whole history (D-014).
-                        let read = store.read.load(SeqCst);
-                        let starts_run = n == 0 || (commit == 0 && failure_point == When::Before);
+                        let read = store.records_read();
+                        let starts_run = n == 0 || (commit == 0 && failure_point == FailurePoint::BeforeCommit);
                         assert!(starts_run || window == 50 || read < 150, "{crash_point}: {read} records were read");
                         simulation.clock.advance(SignedDuration::from_secs(31));
                     }
@@ -230,56 +228,55 @@ async fn crashes_at_every_commit(kind: &str, policies: &[&'static str], window: 
 
 #[tokio::test]
 async fn a_run_that_crashes_anywhere_ends_the_same_in_memory() {
-    crashes_at_every_commit("memory", &["tool", "step", "60s", "manual"], 50, false).await;
+    crashes_at_every_commit(StoreKind::Memory, &["tool", "step", "60s", "manual"], 50, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_crashes_anywhere_ends_the_same_on_sqlite() {
-    crashes_at_every_commit("sqlite", &["tool", "step", "60s", "manual"], 50, false).await;
+    crashes_at_every_commit(StoreKind::Sqlite, &["tool", "step", "60s", "manual"], 50, false).await;
 }
 
 #[tokio::test]
 async fn a_run_that_crashes_twice_ends_the_same() {
-    crashes_at_every_commit("memory", &["tool"], 50, true).await;
+    crashes_at_every_commit(StoreKind::Memory, &["tool"], 50, true).await;
 }
 
 /// Crash simulation in a long session, of which the resuming node reads only the most recent part.
 #[tokio::test]
 async fn a_run_that_crashes_anywhere_in_a_long_session_ends_the_same() {
-    crashes_at_every_commit("memory", &["tool", "step", "60s", "manual"], 2, false).await;
-    crashes_at_every_commit("memory", &["tool"], 2, true).await;
+    crashes_at_every_commit(StoreKind::Memory, &["tool", "step", "60s", "manual"], 2, false).await;
+    crashes_at_every_commit(StoreKind::Memory, &["tool"], 2, true).await;
 }
 
 on_every_store! {
     /// The cost of resuming depends on the prompt window, not on the length of the history, and the
     /// prompt is the same as without a crash (D-014).
-    async fn resuming_in_a_long_session_reads_only_the_prompt_window(home: &mut Home) {
-        let tools = Workshop::new([(tool("mail"), Does::Says("sent"))]);
-        let model = Script::new([calls(&[("c1", "mail", json!({}))]), say("Done.")]);
+    async fn resuming_in_a_long_session_reads_only_the_prompt_window(test: &mut TestTenure) {
+        let tools = CountingTools::new([(tool("mail"), ToolBehavior::succeeds("sent"))]);
+        let model = ScriptedModel::new([tool_calls_answer(&[("c1", "mail", json!({}))]), text_answer("Done.")]);
         let declared = || clerk(|a| {
             a.review = vec![reviewed("mail")];
             a.short_term.max_history_turns = Some(3);
         });
         let node = |store: &Arc<dyn Store>| {
-            let tenure = Tenure::with_store(store.clone(), Options { clock: home.clock.clone(), ..Options::default() });
+            let tenure = Tenure::with_store(store.clone(), Options { clock: test.clock.clone(), ..Options::default() });
             tenure.declare(declared());
             tenure
         };
-        let store = home.tenure.store().clone();
-        let window = Window { max_turns: Some(3), max_tokens: None };
+        let (store, window) = (test.tenure.store().clone(), Window { max_turns: Some(3), max_tokens: None });
         let first = node(&store);
-        first.create(&ada(), NewSession { assistant: Some("clerk".into()), ..named("x") }).await.unwrap();
+        first.create(&ada(), NewSession { assistant: Some("clerk".into()), ..new_session("x") }).await.unwrap();
         first.append(&ada(), &id("x"), vec![Message::system("Be brief.")]).await.unwrap();
         for n in 0..200 {
             let messages = vec![Message::user(&format!("{n}?")), Message::assistant(&format!("{n}!"))];
             first.append(&ada(), &id("x"), messages).await.unwrap();
         }
         drop(begin(&first, question("Mail it")).await.unwrap());
-        home.pass(SignedDuration::from_secs(31));
+        test.advance(SignedDuration::from_secs(31));
 
-        let counting = || Fragile::new(&store, None);
-        let assert_few_reads = |counted: &Fragile, operation| {
-            let read = counted.read.load(SeqCst);
+        let counting = || FailingStore::new(&store, None);
+        let assert_few_reads = |counted: &FailingStore, operation| {
+            let read = counted.records_read();
             assert!(read > 0 && read < 150, "{operation}: {read} records were read");
         };
         // A node without cache takes over the run and opens a review.
@@ -287,65 +284,65 @@ on_every_store! {
         let outcomes = take_over(&node(&(second.clone() as Arc<dyn Store>)), &model, &tools).await;
         assert!(outcomes[0].as_ref().unwrap().waiting);
         assert_few_reads(&second, "taking over");
-        let s = x(&first).await;
+        let s = session_x(&first).await;
         assert!(s.head().seq > 600);
-        assert_eq!(model.shown(), ["Be brief.", "198?", "198!", "199?", "199!", "Mail it"]);
+        assert_eq!(model.last_prompt(), ["Be brief.", "198?", "198!", "199?", "199!", "Mail it"]);
 
         // One node decides the review, and another resumes the run.
         let third = counting();
         let review = open(&s).pop().unwrap();
         let deciding_node = node(&(third.clone() as Arc<dyn Store>));
-        deciding_node.decide(&ada(), &review, &verdict(Decision::Approved)).await.unwrap();
+        deciding_node.decide(&ada(), &review, &review_input(Decision::Approved)).await.unwrap();
         assert_few_reads(&third, "deciding");
-        let again = deciding_node.decide(&ada(), &review, &verdict(Decision::Rejected)).await;
+        let again = deciding_node.decide(&ada(), &review, &review_input(Decision::Rejected)).await;
         assert!(matches!(again, Err(Error::Decided { .. })), "{again:?}");
         let fourth = counting();
         let outcomes = take_over(&node(&(fourth.clone() as Arc<dyn Store>)), &model, &tools).await;
         assert!(!outcomes[0].as_ref().unwrap().waiting);
         assert_few_reads(&fourth, "going on");
-        let s = x(&first).await;
-        let last_prompt: Vec<Message> = model.prompts.lock().unwrap().last().unwrap().clone();
+        let s = session_x(&first).await;
+        let last_prompt: Vec<Message> = model.prompts().last().unwrap().clone();
         let mut expected_prompt = history(&s, &window);
         assert_eq!(expected_prompt.pop().map(|m| m.text()), Some("Done.".to_owned()));
         assert_eq!(last_prompt, expected_prompt);
-        assert_eq!((ending(&s), tools.done("mail").len()), ((Some(RunOutcome::Completed), None), 1));
-        assert_eq!(x(&deciding_node).await, s, "who knew a part of it finds all of it");
+        assert_eq!((ending(&s), tools.calls("mail").len()), ((Some(RunOutcome::Completed), None), 1));
+        assert_eq!(session_x(&deciding_node).await, s, "who knew a part of it finds all of it");
 
         // A run started without input also reads only the recent part.
         first.append(&ada(), &id("x"), vec![Message::user("And now?")]).await.unwrap();
         let fifth = counting();
         let fresh = node(&(fifth.clone() as Arc<dyn Store>));
-        let turn = fresh.start_run(&ada(), &id("x"), OnBusy::Queue, lasting()).await.unwrap();
-        work(turn, &Script::new([say("Nothing.")]), &tools).await.unwrap();
+        let turn = fresh.start_run(&ada(), &id("x"), OnBusy::Queue, resumable()).await.unwrap();
+        execute(turn, &ScriptedModel::new([text_answer("Nothing.")]), &tools).await.unwrap();
         assert_few_reads(&fifth, "a run of its own");
 
         // A larger prompt window reads more.
         fresh.declare(clerk(|a| a.short_term.max_history_turns = Some(150)));
         fresh.append(&ada(), &id("x"), vec![Message::user("All of it?")]).await.unwrap();
-        let turn = fresh.start_run(&ada(), &id("x"), OnBusy::Queue, lasting()).await.unwrap();
-        let long_prompt_model = Script::new([say("Yes.")]);
-        work(turn, &long_prompt_model, &tools).await.unwrap();
-        assert_eq!(long_prompt_model.shown().iter().filter(|text| text.ends_with('?')).count(), 149, "and one without");
+        let turn = fresh.start_run(&ada(), &id("x"), OnBusy::Queue, resumable()).await.unwrap();
+        let long_prompt_model = ScriptedModel::new([text_answer("Yes.")]);
+        execute(turn, &long_prompt_model, &tools).await.unwrap();
+        assert_eq!(long_prompt_model.last_prompt().iter().filter(|text| text.ends_with('?')).count(), 149, "and one without");
 
         // A review decided long ago is still known as decided.
         let more_messages = (0..100).flat_map(|_| [Message::user("on"), Message::assistant("and on")]);
         first.append(&ada(), &id("x"), more_messages.collect::<Vec<_>>()).await.unwrap();
-        let late = node(&store).decide(&ada(), &review, &verdict(Decision::Rejected)).await;
+        let late = node(&store).decide(&ada(), &review, &review_input(Decision::Rejected)).await;
         assert!(matches!(late, Err(Error::Decided { .. })), "{late:?}");
 
         // Messages discarded by another node are not shown by a node that has a part of them
         // cached.
         let caching_node = node(&store);
         drop(begin(&first, question("Once more")).await.unwrap());
-        home.pass(SignedDuration::from_secs(31));
+        test.advance(SignedDuration::from_secs(31));
         let head = caching_node.find_orphaned_runs(1).await.unwrap().pop().unwrap();
         let turn = caching_node.claim_orphaned_run(&head).await.unwrap().unwrap();
         first.rewind(&ada(), &id("x"), Point::Position(4)).await.unwrap();
-        let model = Script::new([say("Again 1.")]);
-        work(turn, &model, &tools).await.unwrap();
-        assert_eq!(model.shown(), ["Be brief.", "0?", "0!", "1?"]);
-        let s = x(&caching_node).await;
-        assert_eq!(s, x(&first).await);
-        assert_eq!(talk(&s)[1..], ["user: 0?", "assistant: 0!", "user: 1?", "assistant: Again 1."]);
+        let model = ScriptedModel::new([text_answer("Again 1.")]);
+        execute(turn, &model, &tools).await.unwrap();
+        assert_eq!(model.last_prompt(), ["Be brief.", "0?", "0!", "1?"]);
+        let s = session_x(&caching_node).await;
+        assert_eq!(s, session_x(&first).await);
+        assert_eq!(conversation(&s)[1..], ["user: 0?", "assistant: 0!", "user: 1?", "assistant: Again 1."]);
     }
 }

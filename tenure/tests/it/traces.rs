@@ -8,7 +8,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::PathBuf;
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{log::*, policy::*, rules::*, run::*, session::*, *};
 
 #[derive(Debug, Deserialize)]
 pub struct Trace {

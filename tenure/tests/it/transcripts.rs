@@ -1,13 +1,14 @@
 //! Transcripts, and files of the JSONL store read as transcripts.
 
-use crate::places::*;
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use crate::support::*;
+use tenure::session::*;
 
 #[test]
 fn bad_lines_are_reported_with_file_and_line() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("abc.jsonl");
-    let messages = [turn(1), vec![Message::parse(r#"{"role":"user","content":"é","odd":1.50}"#).unwrap()]].concat();
+    let messages =
+        [turn_messages(1), vec![Message::parse(r#"{"role":"user","content":"é","odd":1.50}"#).unwrap()]].concat();
     JsonlTranscript::append(&file, &messages[..2]).unwrap();
     JsonlTranscript::append(&file, &messages[2..]).unwrap();
     assert_eq!(
@@ -29,19 +30,22 @@ fn bad_lines_are_reported_with_file_and_line() {
 
 #[tokio::test]
 async fn files_of_the_jsonl_store_are_transcripts_too() {
-    let home = Home::new("jsonl").await.unwrap();
-    let t = &home.tenure;
-    let principal = ada();
-    t.create(&principal, named("a")).await.unwrap();
-    t.append(&principal, &id("a"), [turn(1), vec![picture("see", "T"), Message::assistant("yes")]].concat())
-        .await
-        .unwrap();
+    let test = TestTenure::new(StoreKind::Jsonl).await.unwrap();
+    let (t, principal) = (&test.tenure, ada());
+    t.create(&principal, new_session("a")).await.unwrap();
+    t.append(
+        &principal,
+        &id("a"),
+        [turn_messages(1), vec![image_message("see", "T"), Message::assistant("yes")]].concat(),
+    )
+    .await
+    .unwrap();
     t.cache_put(&principal, &id("a"), "tool", &serde_json::json!({}), &serde_json::json!(1)).await.unwrap();
     t.fork(&principal, &id("a"), Fork::at("turn-2").id(Some(id("b")))).await.unwrap();
     t.rewind(&principal, &id("a"), Point::Position(4)).await.unwrap();
-    t.append(&principal, &id("b"), turn(3)).await.unwrap();
+    t.append(&principal, &id("b"), turn_messages(3)).await.unwrap();
     let mut transcripts = Vec::new();
-    for transcript in iter_transcripts(home.dir.as_ref().unwrap().path()).unwrap() {
+    for transcript in iter_transcripts(test.directory().unwrap()).unwrap() {
         let (path, transcript) = transcript.unwrap();
         assert_eq!(transcript.problems, [], "{}", path.display());
         transcripts.push((path.file_stem().unwrap().to_str().unwrap().to_owned(), raw(&transcript.messages)));
@@ -55,9 +59,9 @@ async fn files_of_the_jsonl_store_are_transcripts_too() {
     // When a parent is purged, one fork inherits its records and the others reference that fork
     // (D-001).
     t.fork(&principal, &id("b"), Fork::at(Point::Position(2)).id(Some(id("c")))).await.unwrap();
-    t.append(&principal, &id("c"), turn(7)).await.unwrap();
+    t.append(&principal, &id("c"), turn_messages(7)).await.unwrap();
     t.purge(&principal, &id("a"), None).await.unwrap();
-    for transcript in iter_transcripts(home.dir.as_ref().unwrap().path()).unwrap() {
+    for transcript in iter_transcripts(test.directory().unwrap()).unwrap() {
         let (path, transcript) = transcript.unwrap();
         let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
         assert_eq!(transcript.problems, [], "{name}");

@@ -1,31 +1,30 @@
 //! Exports and imports: the log is transferred, validated, and has the same meaning elsewhere.
 
 use crate::audit::create_decided_session;
-use crate::hands::*;
 use crate::on_every_store;
-use crate::places::*;
+use crate::support::*;
 use jiff::SignedDuration;
 use serde_json::{Value, json};
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{log::*, review::*, run::*, session::*, *};
 
 /// Creates a session with runs, tools, reviews, checkpoints, media, an edit and a summary, and a
 /// fork of it that was rewound.
-async fn create_sessions(home: &Home) {
-    let t = &home.tenure;
-    create_decided_session(home, "p", 1).await;
-    home.pass(SignedDuration::from_secs(7));
-    t.append(&ada(), &id("p"), vec![picture("see", "P"), Message::assistant("nice")]).await.unwrap();
+async fn create_sessions(test: &TestTenure) {
+    let t = &test.tenure;
+    create_decided_session(test, "p", 1).await;
+    test.advance(SignedDuration::from_secs(7));
+    t.append(&ada(), &id("p"), vec![image_message("see", "P"), Message::assistant("nice")]).await.unwrap();
     t.checkpoint(&ada(), &id("p"), Some(CheckpointLabel::new("mid").unwrap())).await.unwrap();
-    t.append(&ada(), &id("p"), vec![picture("gone", "Q"), Message::assistant("cut off")]).await.unwrap();
+    t.append(&ada(), &id("p"), vec![image_message("gone", "Q"), Message::assistant("cut off")]).await.unwrap();
     t.rewind(&ada(), &id("p"), "mid").await.unwrap();
-    home.pass(SignedDuration::from_secs(7));
-    t.append(&ada(), &id("p"), turn(1)).await.unwrap();
+    test.advance(SignedDuration::from_secs(7));
+    t.append(&ada(), &id("p"), turn_messages(1)).await.unwrap();
     t.fork(&ada(), &id("p"), Fork::at(Point::End).id(Some(id("x")))).await.unwrap();
-    home.pass(SignedDuration::from_secs(7));
-    t.append(&ada(), &id("x"), turn(2)).await.unwrap();
-    create_decided_session(home, "x", 1).await;
+    test.advance(SignedDuration::from_secs(7));
+    t.append(&ada(), &id("x"), turn_messages(2)).await.unwrap();
+    create_decided_session(test, "x", 1).await;
     t.rewind(&ada(), &id("x"), Point::Turn(3)).await.unwrap();
-    t.append(&ada(), &id("x"), turn(3)).await.unwrap();
+    t.append(&ada(), &id("x"), turn_messages(3)).await.unwrap();
     let change =
         SessionPatch { title: Patch::Set("T".into()), tags: Patch::Set(vec!["a".into()]), ..SessionPatch::default() };
     t.update(&ada(), &id("x"), change).await.unwrap();
@@ -81,27 +80,26 @@ fn round_trip(export: &Export) -> Export {
 
 on_every_store! {
     /// An import preserves times, runs, reviews, checkpoints and branches, and can be continued.
-    async fn an_import_has_the_same_log(home: &mut Home) {
-        create_sessions(home).await;
-        let other_home = Home::new("memory").await.unwrap();
-        other_home.pass(SignedDuration::from_hours(24));
+    async fn an_import_has_the_same_log(test: &mut TestTenure) {
+        create_sessions(test).await;
+        let other_test = TestTenure::new(StoreKind::Memory).await.unwrap();
+        other_test.advance(SignedDuration::from_hours(24));
         let bob = Principal::new("acme", "bob").unwrap();
         for session in ["p", "x"] {
-            let export = round_trip(&home.tenure.export(&ada(), &id(session)).await.unwrap());
-            assert_eq!((export.tenure, export.log.len() as u64), (2, home.tenure.head(&ada(), &id(session)).await.unwrap().seq));
+            let export = round_trip(&test.tenure.export(&ada(), &id(session)).await.unwrap());
+            assert_eq!((export.tenure, export.log.len() as u64), (2, test.tenure.head(&ada(), &id(session)).await.unwrap().seq));
             assert_eq!(export.blobs.len(), 1, "the one that is only in the discarded part");
-            let original = home.tenure.load(&ada(), &id(session)).await.unwrap();
-            for (target, principal) in [(&home.tenure, &ada()), (&other_home.tenure, &bob)] {
+            let original = test.tenure.load(&ada(), &id(session)).await.unwrap();
+            for (target, principal) in [(&test.tenure, &ada()), (&other_test.tenure, &bob)] {
                 let name = format!("{session}2");
                 target.import_new(principal, &id(&name), &export).await.unwrap();
                 let copy = target.load(principal, &id(&name)).await.unwrap();
                 assert_eq!(meaning(&copy), meaning(&original));
-                assert_eq!(discarded(target, principal, &name).await, discarded(&home.tenure, &ada(), session).await);
+                assert_eq!(discarded(target, principal, &name).await, discarded(&test.tenure, &ada(), session).await);
                 assert_eq!((&copy.head().user, &copy.head().parent, copy.head().first), (&principal.user, &None, 1));
                 let near = copy.head().info.created_at.duration_since(original.head().info.created_at);
                 assert!(near.abs() < SignedDuration::from_millis(1), "{near:?}");
-                let original_trail = home.tenure.audit(&ada(), &id(session)).await.unwrap();
-                let imported_trail = target.audit(principal, &id(&name)).await.unwrap();
+                let (original_trail, imported_trail) = (test.tenure.audit(&ada(), &id(session)).await.unwrap(), target.audit(principal, &id(&name)).await.unwrap());
                 assert_eq!((imported_trail.broken.clone(), imported_trail.decisions.len()), (None, original_trail.decisions.len()));
                 assert!(imported_trail.decisions.iter().zip(&original_trail.decisions).all(|(a, b)| a.hash == b.hash && a.imported && !b.imported));
                 for review in &copy.reviews {
@@ -112,42 +110,42 @@ on_every_store! {
                 assert_eq!((again.messages, again.log.len()), (export.messages.clone(), export.log.len()));
             }
         }
-        create_decided_session(home, "x2", 1).await;
-        let trail = home.tenure.audit(&ada(), &id("x2")).await.unwrap();
+        create_decided_session(test, "x2", 1).await;
+        let trail = test.tenure.audit(&ada(), &id("x2")).await.unwrap();
         assert_eq!((trail.broken, trail.decisions.len()), (None, 6));
         assert_eq!(trail.decisions.iter().filter(|d| d.imported).count(), 4);
-        for target in [&home.tenure, &other_home.tenure] {
+        for target in [&test.tenure, &other_test.tenure] {
             assert_eq!(target.examine(|_| ()).await.unwrap(), []);
         }
-        home.reopen().await;
-        let reopened = home.tenure.load(&ada(), &id("p2")).await.unwrap();
-        assert_eq!(meaning(&reopened), meaning(&home.tenure.load(&ada(), &id("p")).await.unwrap()));
+        test.reopen().await;
+        let reopened = test.tenure.load(&ada(), &id("p2")).await.unwrap();
+        assert_eq!(meaning(&reopened), meaning(&test.tenure.load(&ada(), &id("p")).await.unwrap()));
     }
 
     /// An open run ends with the import, its reviews are void, and no lease is held (D-090).
-    async fn an_import_ends_runs_and_reviews_in_progress(home: &mut Home) {
-        home.tenure.declare(clerk(|a| a.review = vec![reviewed("pay")]));
-        let tools = Workshop::new([(tool("pay"), Does::Says("paid"))]);
-        let model = Script::new([calls(&[("c1", "pay", json!({}))]), say("Done.")]);
-        assert!(turn_of(&home.tenure, question("Go"), &model, &tools).await.unwrap().waiting);
-        let export = round_trip(&home.tenure.export(&ada(), &id("x")).await.unwrap());
-        home.pass(SignedDuration::from_secs(5));
-        let head = home.tenure.import_new(&ada(), &id("y"), &export).await.unwrap();
+    async fn an_import_ends_runs_and_reviews_in_progress(test: &mut TestTenure) {
+        test.tenure.declare(clerk(|a| a.review = vec![reviewed("pay")]));
+        let tools = CountingTools::new([(tool("pay"), ToolBehavior::succeeds("paid"))]);
+        let model = ScriptedModel::new([tool_calls_answer(&[("c1", "pay", json!({}))]), text_answer("Done.")]);
+        assert!(run_turn(&test.tenure, question("Go"), &model, &tools).await.unwrap().waiting);
+        let export = round_trip(&test.tenure.export(&ada(), &id("x")).await.unwrap());
+        test.advance(SignedDuration::from_secs(5));
+        let head = test.tenure.import_new(&ada(), &id("y"), &export).await.unwrap();
         assert_eq!((head.status, head.run, head.lease, head.reviews.len()), (Status::Active, None, None, 0));
-        let s = home.tenure.load(&ada(), &id("y")).await.unwrap();
+        let s = test.tenure.load(&ada(), &id("y")).await.unwrap();
         assert_eq!(ending(&s), (Some(RunOutcome::Cancelled), Some("cancelled".to_owned())));
         assert!(s.reviews[0].void);
-        assert!(home.tenure.reviews(&ada(), &ReviewFilter::Open(None), None, 9).await.unwrap().reviews.iter().all(|(h, _)| h.info.session_id == id("x")));
-        home.tenure.append(&ada(), &id("y"), turn(1)).await.unwrap();
-        assert_eq!(home.tenure.examine(|_| ()).await.unwrap(), []);
+        assert!(test.tenure.reviews(&ada(), &ReviewFilter::Open(None), None, 9).await.unwrap().reviews.iter().all(|(h, _)| h.info.session_id == id("x")));
+        test.tenure.append(&ada(), &id("y"), turn_messages(1)).await.unwrap();
+        assert_eq!(test.tenure.examine(|_| ()).await.unwrap(), []);
     }
 
     /// A second import of an export reports the first; both exist.
-    async fn a_second_import_is_reported(home: &mut Home) {
-        let t = home.tenure.clone();
-        t.create(&ada(), named("x")).await.unwrap();
-        t.append(&ada(), &id("x"), turn(1)).await.unwrap();
-        let plain = Export { messages: turn(7), ..Export::default() };
+    async fn a_second_import_is_reported(test: &mut TestTenure) {
+        let t = test.tenure.clone();
+        t.create(&ada(), new_session("x")).await.unwrap();
+        t.append(&ada(), &id("x"), turn_messages(1)).await.unwrap();
+        let plain = Export { messages: turn_messages(7), ..Export::default() };
         for export in [round_trip(&t.export(&ada(), &id("x")).await.unwrap()), plain] {
             let name = |n: usize| id(&format!("{}{n}", if export.log.is_empty() { "plain" } else { "log" }));
             assert_eq!(t.find_earlier_imports(&ada(), &export).await.unwrap(), []);
@@ -159,7 +157,7 @@ on_every_store! {
             assert_eq!(both, [name(1), name(2)]);
             // Later changes to the first import do not matter; other users and tenants do not learn
             // of it.
-            t.append(&ada(), &name(1), turn(2)).await.unwrap();
+            t.append(&ada(), &name(1), turn_messages(2)).await.unwrap();
             t.fork(&ada(), &name(1), Point::End).await.unwrap();
             assert_eq!(t.find_earlier_imports(&ada(), &export).await.unwrap().len(), 2);
             for principal in [Principal::new("acme", "bob"), Principal::tenant_wide("other")] {
@@ -177,17 +175,17 @@ on_every_store! {
 /// time to live is live after the import.
 #[tokio::test]
 async fn an_old_export_is_live_and_can_be_edited() {
-    let mut home = Home::new("memory").await.unwrap();
+    let mut test = TestTenure::new(StoreKind::Memory).await.unwrap();
     let ttl = Some(std::time::Duration::from_secs(3600));
-    home.reopen_with(|o| o.policy.ttl = ttl).await;
-    let t = home.tenure.clone();
+    test.reopen_with(|o| o.policy.ttl = ttl).await;
+    let t = test.tenure.clone();
     let metadata = json!({"a": 1, "b": {"c": 2}}).as_object().unwrap().clone();
-    t.create(&ada(), NewSession { model: Some("m".into()), title: Some("T".into()), metadata, ..named("x") })
+    t.create(&ada(), NewSession { model: Some("m".into()), title: Some("T".into()), metadata, ..new_session("x") })
         .await
         .unwrap();
-    t.append(&ada(), &id("x"), turn(1)).await.unwrap();
+    t.append(&ada(), &id("x"), turn_messages(1)).await.unwrap();
     let export = round_trip(&t.export(&ada(), &id("x")).await.unwrap());
-    home.pass(SignedDuration::from_hours(48));
+    test.advance(SignedDuration::from_hours(48));
     assert_eq!(t.load(&ada(), &id("x")).await.unwrap_err().code(), "gone");
     let metadata = json!({"b": {"d": 3}}).as_object().unwrap().clone();
     let edited = Export {
@@ -210,27 +208,27 @@ async fn an_old_export_is_live_and_can_be_edited() {
 /// Exports of form 1 have no log. Their decisions cannot be verified and are omitted.
 #[tokio::test]
 async fn exports_of_form_1_are_imported() {
-    let home = Home::new("memory").await.unwrap();
+    let test = TestTenure::new(StoreKind::Memory).await.unwrap();
     let text = r#"{"tenure":1,"session_id":"old","title":"T","metadata":{"k":1,"hitl_decisions":[{"step":"pay","decision":"approved","reviewer":"eve","timestamp":"2026-01-01T00:00:00Z"}]},
         "messages":[{"role":"user","content":"hi"}],"checkpoints":[{"label":"here","position":1}]}"#;
     let foreign = import::read(text, None).unwrap().pop().unwrap().unwrap();
     assert_eq!(foreign.skipped[0].location, "metadata.hitl_decisions");
     for (name, export) in [("a", foreign.export), ("b", serde_json::from_str(text).unwrap())] {
-        home.tenure.import_new(&ada(), &id(name), &export).await.unwrap();
-        let s = home.tenure.load(&ada(), &id(name)).await.unwrap();
+        test.tenure.import_new(&ada(), &id(name), &export).await.unwrap();
+        let s = test.tenure.load(&ada(), &id(name)).await.unwrap();
         assert_eq!((s.messages.len(), labels(&s)), (1, vec![("here".to_owned(), 1)]));
         assert_eq!(Value::Object(s.head().info.metadata.clone()), json!({"k": 1}));
     }
-    assert_eq!(home.tenure.reviews(&ada(), &ReviewFilter::Decided, None, 9).await.unwrap().reviews.len(), 0);
+    assert_eq!(test.tenure.reviews(&ada(), &ReviewFilter::Decided, None, 9).await.unwrap().reviews.len(), 0);
 }
 
 /// Every validation error names its path, and nothing is changed.
 #[tokio::test]
 async fn an_export_is_validated() {
-    let mut home = Home::new("memory").await.unwrap();
-    create_sessions(&home).await;
-    home.reopen_with(|o| o.limits.max_message_bytes = 1 << 20).await;
-    let t = home.tenure.clone();
+    let mut test = TestTenure::new(StoreKind::Memory).await.unwrap();
+    create_sessions(&test).await;
+    test.reopen_with(|o| o.limits.max_message_bytes = 1 << 20).await;
+    let t = test.tenure.clone();
     let good = serde_json::to_value(t.export(&ada(), &id("x")).await.unwrap()).unwrap();
     let index_of =
         |kind: &str| good["log"].as_array().unwrap().iter().position(|r| r["entry"].get(kind).is_some()).unwrap();
@@ -352,35 +350,32 @@ async fn an_export_is_validated() {
 /// has cached (D-092).
 #[tokio::test]
 async fn a_session_imported_again_is_another_one() {
-    let home = Home::new("memory").await.unwrap();
-    let first_node = home.tenure.clone();
-    let second_node = home.beside();
-    first_node.create(&ada(), named("x")).await.unwrap();
-    first_node.append(&ada(), &id("x"), turn(1)).await.unwrap();
+    let test = TestTenure::new(StoreKind::Memory).await.unwrap();
+    let (first_node, second_node) = (test.tenure.clone(), test.second_node());
+    first_node.create(&ada(), new_session("x")).await.unwrap();
+    first_node.append(&ada(), &id("x"), turn_messages(1)).await.unwrap();
     let export = round_trip(&first_node.export(&ada(), &id("x")).await.unwrap());
-    second_node.append(&ada(), &id("x"), turn(2)).await.unwrap();
+    second_node.append(&ada(), &id("x"), turn_messages(2)).await.unwrap();
     assert_eq!(second_node.load(&ada(), &id("x")).await.unwrap().messages.len(), 8);
     first_node.purge(&ada(), &id("x"), None).await.unwrap();
     first_node.import_new(&ada(), &id("x"), &export).await.unwrap();
-    first_node.append(&ada(), &id("x"), turn(3)).await.unwrap();
-    first_node.append(&ada(), &id("x"), turn(4)).await.unwrap();
-    let a = second_node.load(&ada(), &id("x")).await.unwrap();
-    let b = first_node.load(&ada(), &id("x")).await.unwrap();
+    first_node.append(&ada(), &id("x"), turn_messages(3)).await.unwrap();
+    first_node.append(&ada(), &id("x"), turn_messages(4)).await.unwrap();
+    let (a, b) = (second_node.load(&ada(), &id("x")).await.unwrap(), first_node.load(&ada(), &id("x")).await.unwrap());
     assert_eq!(texts(&a), texts(&b));
-    assert_eq!(texts(&a), raw(&[turn(1), turn(3), turn(4)].concat()));
+    assert_eq!(texts(&a), raw(&[turn_messages(1), turn_messages(3), turn_messages(4)].concat()));
 }
 
 /// Reformatted JSON is imported unchanged.
 #[tokio::test]
 async fn an_export_that_was_formatted_anew_is_imported() {
-    let home = Home::new("memory").await.unwrap();
-    create_sessions(&home).await;
-    let export = home.tenure.export(&ada(), &id("x")).await.unwrap();
+    let test = TestTenure::new(StoreKind::Memory).await.unwrap();
+    create_sessions(&test).await;
+    let export = test.tenure.export(&ada(), &id("x")).await.unwrap();
     let pretty = serde_json::to_string_pretty(&serde_json::to_value(&export).unwrap()).unwrap();
     let foreign = import::read(&pretty, None).unwrap().pop().unwrap().unwrap();
-    home.tenure.import_new(&ada(), &id("y"), &foreign.export).await.unwrap();
-    let a = home.tenure.load(&ada(), &id("x")).await.unwrap();
-    let b = home.tenure.load(&ada(), &id("y")).await.unwrap();
+    test.tenure.import_new(&ada(), &id("y"), &foreign.export).await.unwrap();
+    let (a, b) = (test.tenure.load(&ada(), &id("x")).await.unwrap(), test.tenure.load(&ada(), &id("y")).await.unwrap());
     let values = |s: &Session| s.messages.iter().map(|m| m.message.to_value()).collect::<Vec<_>>();
     assert_eq!((values(&a), &a.head().digest.hash), (values(&b), &b.head().digest.hash));
 }

@@ -1,8 +1,8 @@
 //! Models that never stop, and clients that do not read their responses.
 
 use super::{amount, report};
-use crate::kit::{chunk, reply};
-use crate::running::{Running, said, serve, until};
+use crate::support::{ServerProcess, chat_request, serve, wait_at_most};
+use crate::support::{chunk, reply};
 use axum::body::{Body, Bytes};
 use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ async fn endless_model() -> (String, Arc<AtomicUsize>) {
 }
 
 fn streamed(session: &str) -> Value {
-    let mut body = said(session, "tell me");
+    let mut body = chat_request(session, "tell me");
     body["stream"] = true.into();
     body
 }
@@ -42,7 +42,7 @@ async fn an_endless_answer_is_ended() {
     let yaml = format!(
         "store: 'memory:'\nlimits: {{max_message_bytes: 1000000}}\nmodels: [{{name: m, base_url: '{model}/v1'}}]"
     );
-    let server = Running::start(dir.path(), &yaml);
+    let server = ServerProcess::start(dir.path(), &yaml);
     let response = server.request("POST", "/v1/chat/completions").json(&streamed("s")).send().await.unwrap();
     let reply = reply(response).await;
     assert_eq!((reply.status, reply.code(), reply.is_done()), (200, "answer_too_large", false));
@@ -51,7 +51,7 @@ async fn an_endless_answer_is_ended() {
     assert_eq!(status, 200);
     let stored_bytes = export["messages"][1]["content"].as_str().unwrap().len();
     assert!((900_000..1_000_000).contains(&stored_bytes), "{stored_bytes} bytes are kept");
-    assert_eq!(reply.said().len(), stored_bytes);
+    assert_eq!(reply.content().len(), stored_bytes);
     let (_, run) = server.get(&format!("/sessions/s/runs/{}", reply.body["run_id"].as_str().unwrap())).await;
     assert!(run.to_string().contains("answer_too_large"), "{run}");
     // The limit also applies with `store: false`.
@@ -60,7 +60,7 @@ async fn an_endless_answer_is_ended() {
     let response = server.request("POST", "/v1/chat/completions").json(&body).send().await.unwrap();
     let text = response.text().await.unwrap();
     assert!(text.contains("\"answer_too_large\"") && !text.contains("[DONE]"));
-    until("the model's server is not read any more", Duration::from_secs(30), async || {
+    wait_at_most("the model's server is not read any more", Duration::from_secs(30), async || {
         let before = sent.load(Relaxed);
         tokio::time::sleep(Duration::from_millis(100)).await;
         sent.load(Relaxed) == before
@@ -77,7 +77,7 @@ async fn unread_streams_are_not_buffered() {
     let yaml = format!(
         "store: 'memory:'\nlimits: {{write_timeout: 3s, max_message_bytes: 4000000}}\nmodels: [{{name: m, base_url: '{model}/v1'}}]"
     );
-    let server = Running::start(dir.path(), &yaml);
+    let server = ServerProcess::start(dir.path(), &yaml);
     assert_eq!(server.get("/healthz").await.0, 200);
     let (before, _) = server.memory();
     let clients = amount(5, 20);
@@ -89,7 +89,7 @@ async fn unread_streams_are_not_buffered() {
     // Each client counts as disconnected after `write_timeout`; its turn is then completed without it, up to the
     // message limit.
     for i in 0..clients {
-        until("the turn is finished", Duration::from_secs(60), async || {
+        wait_at_most("the turn is finished", Duration::from_secs(60), async || {
             let (status, export) = server.get(&format!("/sessions/s{i}/export?format=openai")).await;
             status == 200 && export["messages"].as_array().is_some_and(|m| m.len() == 2)
         })
@@ -109,10 +109,10 @@ async fn a_slow_client_slows_the_model_down() {
     let (model, sent) = endless_model().await;
     let dir = tempfile::tempdir().unwrap();
     let yaml = format!("store: 'memory:'\nmodels: [{{name: m, base_url: '{model}/v1'}}]");
-    let server = Running::start(dir.path(), &yaml);
+    let server = ServerProcess::start(dir.path(), &yaml);
     let request = server.request("POST", "/v1/chat/completions").json(&streamed("s"));
     let mut response = request.send().await.unwrap();
-    until("the model's server has to wait", Duration::from_secs(30), async || {
+    wait_at_most("the model's server has to wait", Duration::from_secs(30), async || {
         let before = sent.load(Relaxed);
         tokio::time::sleep(Duration::from_millis(300)).await;
         sent.load(Relaxed) == before
@@ -120,7 +120,7 @@ async fn a_slow_client_slows_the_model_down() {
     .await;
     let waiting = sent.load(Relaxed);
     assert!(waiting < 30 << 20, "{waiting} bytes were taken for a client that reads nothing");
-    until("it goes on when the client reads", Duration::from_secs(30), async || {
+    wait_at_most("it goes on when the client reads", Duration::from_secs(30), async || {
         response.chunk().await.unwrap();
         sent.load(Relaxed) > waiting
     })

@@ -1,8 +1,8 @@
 //! Keys, headers and cross-site requests.
 
 use super::{amount, report};
-use crate::kit::postgres_url;
-use crate::running::{Running, answer, assert_error};
+use crate::support::PostgresSchema;
+use crate::support::{ServerProcess, assert_error, send};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,13 +11,13 @@ use std::process::Command;
 
 /// Runs the command line on the store in a directory. Returns its output.
 fn tenure(dir: &Path, args: &[&str]) -> String {
-    let output = Command::new(crate::running::binary()).args(args).current_dir(dir).output().unwrap();
+    let output = Command::new(crate::support::binary()).args(args).current_dir(dir).output().unwrap();
     assert!(output.status.success(), "{args:?}: {output:?}");
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
 /// Sends raw bytes. Returns the status and the body.
-fn raw(server: &Running, request: &[u8]) -> (u16, Value) {
+fn raw(server: &ServerProcess, request: &[u8]) -> (u16, Value) {
     let mut stream = TcpStream::connect(server.address).unwrap();
     stream.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
     stream.write_all(request).unwrap();
@@ -33,23 +33,23 @@ fn raw(server: &Running, request: &[u8]) -> (u16, Value) {
 async fn the_last_key_is_revoked() {
     let dir = tempfile::tempdir().unwrap();
     let yaml = "store: 'sqlite:tenure.db'";
-    let server = Running::start(dir.path(), yaml);
+    let mut server = ServerProcess::start(dir.path(), yaml);
     let secret = tenure(dir.path(), &["keys", "add", "--rights", "admin", "--user", "ann"]);
     let id = serde_json::from_str::<Value>(&tenure(dir.path(), &["keys", "list", "--json"])).unwrap()["data"][0]["id"]
         .as_str()
         .unwrap()
         .to_owned();
     let create = server.request("POST", "/sessions").bearer_auth(&secret).json(&json!({"id": "kept"}));
-    assert_eq!(answer(create).await.0, 201, "a new key works at once");
+    assert_eq!(send(create).await.0, 201, "a new key works at once");
     tenure(dir.path(), &["keys", "revoke", &id]);
-    crate::kit::within("the key is refused", async || {
-        answer(server.request("GET", "/sessions").bearer_auth(&secret)).await.0 == 401
+    crate::support::wait_until("the key is refused", async || {
+        send(server.request("GET", "/sessions").bearer_auth(&secret)).await.0 == 401
     })
     .await;
-    assert_error(&answer(server.request("DELETE", "/users/ann")).await, 401, "unauthorized", None);
+    assert_error(&send(server.request("DELETE", "/users/ann")).await, 401, "unauthorized", None);
     server.kill();
-    let server = Running::start(dir.path(), yaml);
-    assert_error(&answer(server.request("DELETE", "/users/ann")).await, 401, "unauthorized", None);
+    let server = ServerProcess::start(dir.path(), yaml);
+    assert_error(&send(server.request("DELETE", "/users/ann")).await, 401, "unauthorized", None);
     assert!(tenure(dir.path(), &["sessions", "list"]).contains("kept"));
 }
 
@@ -57,8 +57,8 @@ async fn the_last_key_is_revoked() {
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_that_can_not_be_read() {
     let dir = tempfile::tempdir().unwrap();
-    let server = Running::start(dir.path(), "store: 'memory:'");
-    assert_eq!(answer(server.request("POST", "/sessions").json(&json!({"id": "s"}))).await.0, 201);
+    let server = ServerProcess::start(dir.path(), "store: 'memory:'");
+    assert_eq!(send(server.request("POST", "/sessions").json(&json!({"id": "s"}))).await.0, 201);
     let mut sent = 0;
     for name in ["host", "x-tenure-user", "if-match", "origin", "x-session-id", "idempotency-key"] {
         for value in [&b"\xff"[..], b"a\xc3", b"UTF-8''%c3", b"\"1\xa0\""] {
@@ -88,13 +88,13 @@ async fn headers_that_can_not_be_read() {
 #[tokio::test(flavor = "multi_thread")]
 async fn cross_site_requests() {
     let dir = tempfile::tempdir().unwrap();
-    let server = Running::start(dir.path(), "store: 'memory:'");
-    assert_eq!(answer(server.request("POST", "/sessions").json(&json!({"id": "s"}))).await.0, 201);
-    assert_eq!(answer(server.request("DELETE", "/sessions/s")).await.0, 200);
+    let server = ServerProcess::start(dir.path(), "store: 'memory:'");
+    assert_eq!(send(server.request("POST", "/sessions").json(&json!({"id": "s"}))).await.0, 201);
+    assert_eq!(send(server.request("DELETE", "/sessions/s")).await.0, 200);
     for (name, value) in [("origin", "https://evil.example"), ("origin", "null"), ("sec-fetch-site", "cross-site")] {
         for path in ["restore", "uncompact", "runs/r/cancel", "runs/r/resume"] {
             let request = server.request("POST", &format!("/sessions/s/{path}")).header(name, value);
-            assert_error(&answer(request).await, 403, "foreign_origin", None);
+            assert_error(&send(request).await, 403, "foreign_origin", None);
         }
     }
     assert_eq!(server.get("/sessions/s").await.0, 410, "it is still deleted");
@@ -114,13 +114,14 @@ async fn sql_injection() {
         "* OR NOT x",
     ];
     let dir = tempfile::tempdir().unwrap();
-    let stores = [Some("sqlite:tenure.db".to_owned()), postgres_url()];
+    let schema = PostgresSchema::new();
+    let stores = [Some("sqlite:tenure.db".to_owned()), schema.as_ref().map(PostgresSchema::url)];
     let mut sent = 0;
     for store in stores.into_iter().flatten() {
-        let server = Running::start(dir.path(), &format!("store: '{store}'"));
+        let server = ServerProcess::start(dir.path(), &format!("store: '{store}'"));
         let secret = json!({"id": "secret", "title": "secret", "tags": ["secret"], "metadata": {"secret": "secret"}});
         let create = server.request("POST", "/sessions").header("x-tenure-user", "victim").json(&secret);
-        assert_eq!(answer(create).await.0, 201);
+        assert_eq!(send(create).await.0, 201);
         for payload in payloads {
             let text = url_encoded(payload);
             let paths = [
@@ -136,13 +137,13 @@ async fn sql_injection() {
                 format!("/memories/search?q={text}"),
             ];
             for path in paths {
-                let (status, body) = answer(server.request("GET", &path).header("x-tenure-user", payload.trim())).await;
+                let (status, body) = send(server.request("GET", &path).header("x-tenure-user", payload.trim())).await;
                 assert!((200..500).contains(&status), "{path}: {status} {body}");
                 assert!(!body["data"].to_string().contains("secret"), "{path}: {body}");
                 sent += 1;
             }
         }
-        let (status, _) = answer(server.request("GET", "/sessions/secret").header("x-tenure-user", "victim")).await;
+        let (status, _) = send(server.request("GET", "/sessions/secret").header("x-tenure-user", "victim")).await;
         assert_eq!(status, 200, "it is still there");
     }
     report("sql_injection", "requests without effect", sent);
@@ -158,7 +159,7 @@ fn url_encoded(text: &str) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn guessed_keys() {
     let dir = tempfile::tempdir().unwrap();
-    let server = Running::start(dir.path(), "store: 'sqlite:tenure.db'");
+    let server = ServerProcess::start(dir.path(), "store: 'sqlite:tenure.db'");
     let secret = tenure(dir.path(), &["keys", "add", "--rights", "read"]);
     let guesses = amount(200, 20_000);
     for i in 0..guesses {
@@ -166,9 +167,9 @@ async fn guessed_keys() {
         let at = 4 + i % (guess.len() - 4);
         guess[at] = if guess[at] == b'A' { b'B' } else { b'A' };
         let guess = String::from_utf8(guess).unwrap();
-        assert_eq!(answer(server.request("GET", "/sessions").bearer_auth(guess)).await.0, 401);
+        assert_eq!(send(server.request("GET", "/sessions").bearer_auth(guess)).await.0, 401);
     }
-    assert_eq!(answer(server.request("GET", "/sessions").bearer_auth(&secret)).await.0, 200);
+    assert_eq!(send(server.request("GET", "/sessions").bearer_auth(&secret)).await.0, 200);
     report("guessed_keys", "guesses refused", guesses);
 }
 
@@ -176,10 +177,10 @@ async fn guessed_keys() {
 #[tokio::test(flavor = "multi_thread")]
 async fn long_input_is_not_echoed() {
     let dir = tempfile::tempdir().unwrap();
-    let server = Running::start(dir.path(), "store: 'memory:'");
+    let server = ServerProcess::start(dir.path(), "store: 'memory:'");
     let long = "x".repeat(1 << 20);
     for body in [json!({"id": long}), json!({"assistant_id": long}), json!({long.as_str(): 1})] {
-        let (status, body) = answer(server.request("POST", "/sessions").json(&body)).await;
+        let (status, body) = send(server.request("POST", "/sessions").json(&body)).await;
         assert!((400..500).contains(&status), "{status}");
         assert!(body.to_string().len() < 2000, "{} bytes", body.to_string().len());
     }

@@ -2,7 +2,7 @@
 
 use super::connections::{http2, http2_request, with_keys};
 use super::{amount, is_long, report};
-use crate::running::{answer, assert_error, client, said, until};
+use crate::support::{assert_error, chat_request, http_client, send, wait_at_most};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use serde_json::Value;
@@ -60,11 +60,10 @@ async fn unfinished_bodies_are_bounded() {
             (status, serde_json::from_slice::<Value>(&text).unwrap())
         }));
     }
-    let ask = || client().post(format!("{}/v1/chat/completions", server.url)).json(&said("s", "hi"));
-    let mut refused = 0;
-    let mut late = 0;
+    let ask = || http_client().post(format!("{}/v1/chat/completions", server.url)).json(&chat_request("s", "hi"));
+    let (mut refused, mut late) = (0, 0);
     for upload in uploads {
-        assert_eq!(answer(ask().bearer_auth(&other)).await.0, 200, "another principal is not affected");
+        assert_eq!(send(ask().bearer_auth(&other)).await.0, 200, "another principal is not affected");
         let outcome = upload.await.unwrap();
         match outcome.0 {
             429 => {
@@ -84,14 +83,14 @@ async fn unfinished_bodies_are_bounded() {
     assert!(peak < bound, "{peak} MiB at most, {before} before");
     // In the short form the peak is close to what the allocator retains, so a release would not be visible.
     if is_long() {
-        until("memory is given back", Duration::from_secs(60), async || {
+        wait_at_most("memory is given back", Duration::from_secs(60), async || {
             // Allocators return memory only when they are used.
-            answer(ask().bearer_auth(&other)).await;
+            send(ask().bearer_auth(&other)).await;
             server.memory().0 < before + 150
         })
         .await;
     }
-    assert_eq!(answer(ask().bearer_auth(&key)).await.0, 200, "the budget is given back");
+    assert_eq!(send(ask().bearer_auth(&key)).await.0, 200, "the budget is given back");
     report("unfinished bodies", "refused with 429 / timed out", format!("{refused} / {late}"));
     report(
         "unfinished bodies",
@@ -116,13 +115,13 @@ async fn all_principals_together_are_bounded() {
     let (mut response, mut stream) = unfinished();
     let text = "x".repeat(900 << 10);
     let mut seen = None;
-    until("the budget is used up", Duration::from_secs(60), async || {
+    wait_at_most("the budget is used up", Duration::from_secs(60), async || {
         // If the other body came first, this one was refused, and is sent again.
         if (&mut response).now_or_never().is_some() {
             (response, stream) = unfinished();
         }
-        let body = said("s", &text);
-        let request = client().post(format!("{}/v1/chat/completions", server.url)).bearer_auth(&other).json(&body);
+        let body = chat_request("s", &text);
+        let request = http_client().post(format!("{}/v1/chat/completions", server.url)).bearer_auth(&other).json(&body);
         let response = request.send().await.unwrap();
         let status = response.status().as_u16();
         let retry = response.headers().contains_key("retry-after");
@@ -134,9 +133,9 @@ async fn all_principals_together_are_bounded() {
     assert_error(&(status, body), 503, "body_budget_exceeded", Some("max_inflight_body_bytes"));
     assert!(retry);
     stream.send_reset(h2::Reason::CANCEL);
-    until("there is room again", Duration::from_secs(30), async || {
-        let request = client().post(format!("{}/v1/chat/completions", server.url)).bearer_auth(&other);
-        answer(request.json(&said("s", &text))).await.0 == 200
+    wait_at_most("there is room again", Duration::from_secs(30), async || {
+        let request = http_client().post(format!("{}/v1/chat/completions", server.url)).bearer_auth(&other);
+        send(request.json(&chat_request("s", &text))).await.0 == 200
     })
     .await;
 }

@@ -1,7 +1,7 @@
 //! Clients that hold connections: idle, not reading, flooding, or sending malformed HTTP.
 
 use super::{amount, report};
-use crate::running::{Running, answer, assert_error, client, said, until};
+use crate::support::{ServerProcess, assert_error, chat_request, http_client, send, wait_at_most};
 use axum::http::Request;
 use h2::client::{Connection, SendRequest};
 use serde_json::Value;
@@ -15,7 +15,7 @@ use tokio::net::TcpStream as AsyncStream;
 
 /// A server whose store has keys. Returns an administrator's key, and a key of another tenant that may read and
 /// write.
-pub async fn with_keys(dir: &Path, yaml: &str) -> (Running, String, String) {
+pub async fn with_keys(dir: &Path, yaml: &str) -> (ServerProcess, String, String) {
     let tenure = tenure::Tenure::open(&format!("sqlite:{}", dir.join("t.db").display())).await.unwrap();
     let keys = KeyStore::new(tenure);
     let (_, admin) = keys.add(NewKey { rights: vec![Right::Admin], ..NewKey::default() }).await.unwrap();
@@ -23,26 +23,26 @@ pub async fn with_keys(dir: &Path, yaml: &str) -> (Running, String, String) {
         NewKey { tenant: Tenant::new("other").unwrap(), rights: vec![Right::Read, Right::Write], ..NewKey::default() };
     let (_, other) = keys.add(other).await.unwrap();
     drop(keys);
-    (Running::start(dir, &format!("store: 'sqlite:t.db'\n{yaml}")), admin, other)
+    (ServerProcess::start(dir, &format!("store: 'sqlite:t.db'\n{yaml}")), admin, other)
 }
 
 /// Opens an HTTP/2 connection, driven by its own task until it ends.
-pub async fn http2(server: &Running, builder: &h2::client::Builder) -> SendRequest<bytes::Bytes> {
+pub async fn http2(server: &ServerProcess, builder: &h2::client::Builder) -> SendRequest<bytes::Bytes> {
     let stream = AsyncStream::connect(server.address).await.unwrap();
     let (requests, connection): (_, Connection<_, bytes::Bytes>) = builder.handshake(stream).await.unwrap();
     tokio::spawn(connection);
     requests.ready().await.unwrap()
 }
 
-pub fn http2_request(server: &Running, method: &str, path: &str, key: &str) -> Request<()> {
+pub fn http2_request(server: &ServerProcess, method: &str, path: &str, key: &str) -> Request<()> {
     let request = Request::builder().method(method).uri(format!("{}{path}", server.url));
     let request = request.header("authorization", format!("Bearer {key}"));
     request.header("content-type", "application/json").body(()).unwrap()
 }
 
 /// The number of open connections, including the one that asks.
-async fn open_connections(server: &Running, key: &str) -> f64 {
-    let text = client().get(format!("{}/metrics", server.url)).bearer_auth(key).send().await.unwrap();
+async fn open_connections(server: &ServerProcess, key: &str) -> f64 {
+    let text = http_client().get(format!("{}/metrics", server.url)).bearer_auth(key).send().await.unwrap();
     let text = text.text().await.unwrap();
     let line = text.lines().find_map(|l| l.strip_prefix("tenure_connections ")).unwrap();
     line.parse().unwrap()
@@ -97,8 +97,8 @@ async fn idle_connections_without_a_key_do_not_lock_out_other_clients() {
             }
         }
         if i % 8 == 7 {
-            let request = client().get(format!("{}/sessions", server.url)).bearer_auth(&key);
-            assert_eq!(answer(request).await.0, 200, "locked out by {} idle connections", i + 1);
+            let request = http_client().get(format!("{}/sessions", server.url)).bearer_auth(&key);
+            assert_eq!(send(request).await.0, 200, "locked out by {} idle connections", i + 1);
             served += 1;
         }
     }
@@ -136,7 +136,8 @@ async fn clients_that_never_read_lose_their_connections() {
         let ended = tokio::time::timeout(Duration::from_secs(60), body.data()).await.expect("the stream is reset");
         assert!(ended.is_none_or(|data| data.is_err()));
     }
-    until("all are closed", Duration::from_secs(60), async || open_connections(&server, &key).await <= 2.0).await;
+    wait_at_most("all are closed", Duration::from_secs(60), async || open_connections(&server, &key).await <= 2.0)
+        .await;
     assert_eq!(server.get("/healthz").await.0, 200);
 }
 
@@ -144,7 +145,7 @@ async fn clients_that_never_read_lose_their_connections() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_address_can_not_take_all_connections() {
     let dir = tempfile::tempdir().unwrap();
-    let model = crate::running::slow_model(10_000, Duration::from_millis(50)).await;
+    let model = crate::support::slow_model(10_000, Duration::from_millis(50)).await;
     let yaml = format!("limits: {{max_connections_per_address: 4}}\nmodels: [{{name: slow, base_url: '{model}/v1'}}]");
     let (server, key, _) = with_keys(dir.path(), &yaml).await;
     let greedy =
@@ -152,7 +153,7 @@ async fn one_address_can_not_take_all_connections() {
     let mut held = Vec::new();
     let mut refused = 0;
     for i in 0..amount(10, 100) {
-        let mut body = said(&format!("s{i}"), "hi");
+        let mut body = chat_request(&format!("s{i}"), "hi");
         body["stream"] = true.into();
         let request = greedy.post(format!("{}/v1/chat/completions", server.url)).bearer_auth(&key).json(&body);
         match request.send().await {
@@ -168,8 +169,8 @@ async fn one_address_can_not_take_all_connections() {
         }
     }
     assert_eq!(held.len(), 4, "{refused} were refused");
-    let other = client().get(format!("{}/sessions", server.url)).bearer_auth(&key);
-    assert_eq!(answer(other).await.0, 200);
+    let other = http_client().get(format!("{}/sessions", server.url)).bearer_auth(&key);
+    assert_eq!(send(other).await.0, 200);
 }
 
 /// Streams that are reset as soon as they are opened (rapid reset).
@@ -194,11 +195,13 @@ async fn rapid_reset() {
             stream.send_reset(h2::Reason::CANCEL);
             sent += 1;
         }
-        let ask = client().get(format!("{}/sessions", server.url)).bearer_auth(&key);
-        assert_eq!(answer(ask).await.0, 200);
+        let ask = http_client().get(format!("{}/sessions", server.url)).bearer_auth(&key);
+        assert_eq!(send(ask).await.0, 200);
     }
-    until("nothing is left of them", Duration::from_secs(60), async || open_connections(&server, &key).await <= 2.0)
-        .await;
+    wait_at_most("nothing is left of them", Duration::from_secs(60), async || {
+        open_connections(&server, &key).await <= 2.0
+    })
+    .await;
     report("rapid reset", "streams reset / connections closed for it", format!("{sent} / {closed}"));
     report("rapid reset", "memory in MiB (now, at most)", format!("{:?}", server.memory()));
 }
@@ -222,8 +225,8 @@ async fn ping_flood() {
         sent
     });
     while !flood.is_finished() {
-        let ask = client().get(format!("{}/sessions", server.url)).bearer_auth(&key);
-        assert_eq!(answer(ask).await.0, 200);
+        let ask = http_client().get(format!("{}/sessions", server.url)).bearer_auth(&key);
+        assert_eq!(send(ask).await.0, 200);
     }
     let sent = flood.join().unwrap();
     assert!(sent < 64 << 20, "the connection was not closed");
@@ -231,7 +234,7 @@ async fn ping_flood() {
 }
 
 /// Sends bytes and returns the response until the connection is closed.
-fn exchange(server: &Running, send: &[u8]) -> String {
+fn exchange(server: &ServerProcess, send: &[u8]) -> String {
     let mut stream = TcpStream::connect(server.address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let _ = stream.write_all(send);

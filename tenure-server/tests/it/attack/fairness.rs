@@ -1,7 +1,7 @@
 //! One principal must not slow down or starve another.
 
 use super::{amount, report};
-use crate::running::{Running, answer, assert_error, client, said};
+use crate::support::{ServerProcess, assert_error, chat_request, http_client, send};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tenure::store::Commit;
-use tenure::{log::*, maintenance::*, memory::*, policy::*, review::*, rules::*, run::*, session::*, *};
+use tenure::{log::*, session::*, *};
 
 const CONFIG: &str = "store: sqlite:tenure.db\ntelemetry: {log: 'off'}\n";
 
 /// Creates a key for a user of a tenant with the command line.
 fn key(dir: &Path, tenant: &str, user: &str) -> String {
     std::fs::write(dir.join("tenure.yaml"), CONFIG).unwrap();
-    let output = Command::new(crate::running::binary())
+    let output = Command::new(crate::support::binary())
         .current_dir(dir)
         .args(["keys", "add", "--tenant", tenant, "--user", user])
         .output()
@@ -46,20 +46,20 @@ async fn fill(dir: &Path, tenant: &str, count: usize) {
     }
 }
 
-async fn as_key(server: &Running, key: &str, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
+async fn as_key(server: &ServerProcess, key: &str, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
     let mut request = server.request(method, path).bearer_auth(key);
     if let Some(body) = body {
         request = request.json(&body);
     }
-    answer(request).await
+    send(request).await
 }
 
-async fn median_of_chats(server: &Running, key: &str, count: usize, name: &str) -> Duration {
+async fn median_of_chats(server: &ServerProcess, key: &str, count: usize, name: &str) -> Duration {
     let mut times = Vec::new();
     for n in 0..count {
         let start = Instant::now();
         let (status, body) =
-            as_key(server, key, "POST", "/v1/chat/completions", Some(said(name, &format!("hello {n}")))).await;
+            as_key(server, key, "POST", "/v1/chat/completions", Some(chat_request(name, &format!("hello {n}")))).await;
         assert_eq!(status, 200, "the chat of another tenant fails: {body}");
         times.push(start.elapsed());
     }
@@ -71,9 +71,8 @@ async fn median_of_chats(server: &Running, key: &str, count: usize, name: &str) 
 async fn listers_of_one_tenant_do_not_stop_the_chat_of_another() {
     let dir = tempfile::tempdir().unwrap();
     fill(dir.path(), "hostile", amount(4_000, 200_000)).await;
-    let mallory = key(dir.path(), "hostile", "mallory");
-    let ann = key(dir.path(), "acme", "ann");
-    let server = Arc::new(Running::start(dir.path(), CONFIG));
+    let (mallory, ann) = (key(dir.path(), "hostile", "mallory"), key(dir.path(), "acme", "ann"));
+    let server = Arc::new(ServerProcess::start(dir.path(), CONFIG));
     let idle = median_of_chats(&server, &ann, amount(10, 50), "idle").await;
     let stop = Arc::new(AtomicBool::new(false));
     let lists = Arc::new(AtomicUsize::new(0));
@@ -86,11 +85,11 @@ async fn listers_of_one_tenant_do_not_stop_the_chat_of_another() {
         let lists = lists.clone();
         listers.push(tokio::spawn(async move {
             // Each client has its own connection.
-            let client = client();
+            let client = http_client();
             let filter = ["tag=absent", "title=absent", "metadata.absent=1", "tag=some&title=absent"][n % 4];
             let url = format!("{}/sessions?{filter}", server.url);
             while !stop.load(Relaxed) {
-                let (status, body) = answer(client.get(&url).bearer_auth(&mallory)).await;
+                let (status, body) = send(client.get(&url).bearer_auth(&mallory)).await;
                 assert!(status == 200 || status == 429, "{status}: {body}");
                 assert!(status != 200 || body["data"] == json!([]), "{body}");
                 lists.fetch_add(1, Relaxed);
@@ -116,7 +115,7 @@ async fn listers_of_one_tenant_do_not_stop_the_chat_of_another() {
 async fn an_offset_has_a_limit_and_a_scan_has_a_cursor() {
     let dir = tempfile::tempdir().unwrap();
     fill(dir.path(), "default", 300).await;
-    let server = Running::start(dir.path(), &format!("{CONFIG}limits: {{max_offset: 200, max_scan: 100}}\n"));
+    let server = ServerProcess::start(dir.path(), &format!("{CONFIG}limits: {{max_offset: 200, max_scan: 100}}\n"));
     let list = async |query: &str| server.get(&format!("/sessions?user=mallory&{query}")).await;
     let refused = list("offset=201").await;
     assert_error(&refused, 400, "invalid", Some("offset"));
@@ -154,11 +153,8 @@ async fn a_search_through_nested_forks_is_bounded() {
             tenure.fork(&principal, &id(n - 1), Fork::at(Point::Position(1)).id(Some(id(n)))).await.unwrap();
         }
     }
-    let server = Running::start(dir.path(), CONFIG);
-    let start = Instant::now();
-    let mut worst = Duration::ZERO;
-    let mut pages = 0;
-    let mut hits = 0;
+    let server = ServerProcess::start(dir.path(), CONFIG);
+    let (start, mut worst, mut pages, mut hits) = (Instant::now(), Duration::ZERO, 0, 0);
     let mut path = "/search?q=ferry&limit=100".to_owned();
     loop {
         let page_start = Instant::now();
@@ -185,14 +181,13 @@ async fn a_search_through_nested_forks_is_bounded() {
 async fn a_large_text_is_redacted_in_linear_time() {
     let dir = tempfile::tempdir().unwrap();
     let rule = "redaction: [{name: email, pattern: '[a-z.]+@[a-z.]+[a-z]'}]\n";
-    let server = Running::start(dir.path(), &format!("{CONFIG}{rule}"));
+    let server = ServerProcess::start(dir.path(), &format!("{CONFIG}{rule}"));
     let time = async |name: &str, bytes: usize| {
         let text = "ann@example.com and [redacted: email] ".repeat(bytes / 38);
         let body = json!({"messages": [{"role": "user", "content": format!("needle {text}")}]});
-        let (status, created) = answer(server.request("POST", "/sessions").json(&json!({"id": name}))).await;
+        let (status, created) = send(server.request("POST", "/sessions").json(&json!({"id": name}))).await;
         assert_eq!(status, 201, "{created}");
-        let (status, appended) =
-            answer(server.request("POST", &format!("/sessions/{name}/messages")).json(&body)).await;
+        let (status, appended) = send(server.request("POST", &format!("/sessions/{name}/messages")).json(&body)).await;
         assert_eq!(status, 201, "{appended}");
         let start = Instant::now();
         let (status, search_page) = server.get("/search?q=needle&limit=1").await;
@@ -211,9 +206,8 @@ async fn a_large_text_is_redacted_in_linear_time() {
 async fn threads_do_not_follow_the_number_of_searching_clients() {
     let dir = tempfile::tempdir().unwrap();
     fill(dir.path(), "default", 500).await;
-    let server = Arc::new(Running::start(dir.path(), CONFIG));
-    let clients = amount(16, 64);
-    let rounds = amount(10, 50);
+    let server = Arc::new(ServerProcess::start(dir.path(), CONFIG));
+    let (clients, rounds) = (amount(16, 64), amount(10, 50));
     let mut searching = Vec::new();
     for _ in 0..clients {
         let server = server.clone();

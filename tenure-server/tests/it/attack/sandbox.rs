@@ -1,9 +1,9 @@
 //! Hostile code in the sandbox of the `python` tool.
 
 use super::{amount, report};
-use crate::kit::{Act, Script, assistant, call, within};
 use crate::python::processes;
-use crate::running::{Running, answer};
+use crate::support::{ModelResponse, ScriptedModelServer, assistant, call, wait_until};
+use crate::support::{ServerProcess, send};
 use serde_json::{Value, json};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 /// A server whose assistant `agent` has the `python` tool, and a model that calls it with the code of a test.
 struct Attack {
-    server: Option<Running>,
-    model: Script,
+    server: Option<ServerProcess>,
+    model: ScriptedModelServer,
     base_url: String,
     python: Value,
     starter: Option<PathBuf>,
@@ -41,7 +41,7 @@ impl Attack {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
             path
         });
-        let model = Script::default();
+        let model = ScriptedModelServer::default();
         let base_url = model.start().await;
         let mut attack = Self { server: None, model, base_url, python, starter, dir };
         attack.restart();
@@ -55,10 +55,10 @@ impl Attack {
         );
         let scratch = self.scratch().to_str().unwrap().to_owned();
         let env = [("TMPDIR", scratch.as_str())];
-        self.server = Some(Running::start_through(self.starter.as_deref(), self.dir.path(), &yaml, &env));
+        self.server = Some(ServerProcess::start_through(self.starter.as_deref(), self.dir.path(), &yaml, &env));
     }
 
-    fn server(&self) -> &Running {
+    fn server(&self) -> &ServerProcess {
         self.server.as_ref().unwrap()
     }
 
@@ -75,11 +75,13 @@ impl Attack {
     /// Starts a run in a session in which the model calls the tool once with this code.
     async fn begin(&self, session: &str, code: &str, mode: &str) -> (u16, Value) {
         let post = |path: String, body: Value| self.server().request("POST", &path).json(&body);
-        let created = answer(post("/sessions".into(), json!({"id": session, "assistant_id": "agent"}))).await;
+        let created = send(post("/sessions".into(), json!({"id": session, "assistant_id": "agent"}))).await;
         assert!([201, 409].contains(&created.0), "{created:?}");
         let arguments = json!({ "code": code }).to_string();
-        self.model.then(Act::Answer(call("c", "python", &arguments))).then(Act::Answer(assistant("Done.")));
-        answer(post(format!("/sessions/{session}/runs"), json!({"input": "Go", "mode": mode}))).await
+        self.model
+            .then(ModelResponse::Message(call("c", "python", &arguments)))
+            .then(ModelResponse::Message(assistant("Done.")));
+        send(post(format!("/sessions/{session}/runs"), json!({"input": "Go", "mode": mode}))).await
     }
 
     /// Runs code and returns the output that the model sees. The server must still answer afterwards.
@@ -87,7 +89,7 @@ impl Attack {
         let outcome = self.begin(session, code, "wait").await;
         assert!(outcome.0 == 200 || outcome.0 == 201, "{outcome:?}");
         assert_eq!(self.server().get("/healthz").await.0, 200);
-        let shown = self.model.shown();
+        let shown = self.model.last_messages();
         let result = shown.iter().rev().find(|message| message["role"] == "tool").expect("a result");
         result["content"].as_str().unwrap().to_owned()
     }
@@ -117,19 +119,19 @@ async fn nested_directories_do_not_end_the_server() {
     attack
         .begin("t", &format!("{NESTED}\nimport subprocess\nsubprocess.run(['sleep', '98770.1'])"), "background")
         .await;
-    within("they are made", async || processes("sleep 98770.1") == 1).await;
-    let deleted = answer(attack.server().request("DELETE", "/sessions/t")).await;
+    wait_until("they are made", async || processes("sleep 98770.1") == 1).await;
+    let deleted = send(attack.server().request("DELETE", "/sessions/t")).await;
     assert_eq!(deleted.0, 200, "{deleted:?}");
-    within("it is ended", async || processes("sleep 98770.1") == 0).await;
+    wait_until("it is ended", async || processes("sleep 98770.1") == 0).await;
     assert_eq!(attack.server().get("/healthz").await.0, 200);
     assert_eq!(attack.remaining(), 0, "nothing of a session is on the host");
     // Nothing is left after the server was killed either.
     let code = format!("{NESTED}\nimport subprocess\nsubprocess.run(['sleep', '98770.3'])");
     attack.model.clear();
     attack.begin("u", &code, "background").await;
-    within("they are made", async || processes("sleep 98770.3") == 1).await;
+    wait_until("they are made", async || processes("sleep 98770.3") == 1).await;
     attack.server.take().unwrap().kill();
-    within("the interpreter is gone", async || processes("sleep 98770.3") == 0).await;
+    wait_until("the interpreter is gone", async || processes("sleep 98770.3") == 0).await;
     assert_eq!(attack.remaining(), 0, "nothing of a session is on the host");
     report("sandbox::nested_directories", "directories", 13_130 * (rounds + 2));
 }
@@ -139,18 +141,18 @@ async fn files_on_the_host_are_removed_outside_the_server() {
     let mut attack = Attack::start_without_namespaces(json!({"require": "landlock", "max_files": 20_000})).await;
     let ended = attack.run("s", NESTED).await;
     assert!(ended.contains("python.max_depth"), "{ended}");
-    within("they are removed", async || attack.remaining() == 0).await;
+    wait_until("they are removed", async || attack.remaining() == 0).await;
     // Unreadable directories, nested directories, and a server that is killed.
     let code = format!(
         "{NESTED}\nos.mkdir('hidden', 0)\nos.mkdir('top/hidden', 0)\nimport subprocess\nsubprocess.run(['sleep', '98770.2'])"
     );
     attack.begin("t", &code, "background").await;
-    within("they are made", async || processes("sleep 98770.2") == 1).await;
+    wait_until("they are made", async || processes("sleep 98770.2") == 1).await;
     attack.server.take().unwrap().kill();
-    within("the interpreter is gone", async || processes("sleep 98770.2") == 0).await;
+    wait_until("the interpreter is gone", async || processes("sleep 98770.2") == 0).await;
     assert_eq!(attack.remaining(), 1, "the directory of the killed server");
     attack.restart();
-    within("what was left behind is removed", async || attack.remaining() == 0).await;
+    wait_until("what was left behind is removed", async || attack.remaining() == 0).await;
     assert_eq!(attack.server().get("/healthz").await.0, 200);
 }
 

@@ -1,6 +1,6 @@
 //! Signals whose default action terminates a process.
 
-use crate::running::{Running, until};
+use crate::support::{ServerProcess, wait_at_most};
 use std::process::Command;
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use std::time::Duration;
 async fn sighup_reloads_and_never_kills() {
     let dir = tempfile::tempdir().unwrap();
     let yaml = "store: 'memory:'\nlisten: 127.0.0.1:0\n";
-    let mut server = Running::start(dir.path(), yaml);
-    let logged = async |server: &Running, text: &str| {
-        until(text, Duration::from_secs(30), async || server.log().contains(text)).await;
+    let mut server = ServerProcess::start(dir.path(), yaml);
+    let logged = async |server: &ServerProcess, text: &str| {
+        wait_at_most(text, Duration::from_secs(30), async || server.log().contains(text)).await;
     };
     server.signal("HUP");
     logged(&server, "needs_restart=\"nothing\"").await;
@@ -26,14 +26,14 @@ async fn sighup_reloads_and_never_kills() {
         std::fs::write(dir.path().join("tenure.yaml"), invalid).unwrap();
         let before = server.log().matches("no setting was changed").count();
         server.signal("HUP");
-        until("it is refused", Duration::from_secs(30), async || {
+        wait_at_most("it is refused", Duration::from_secs(30), async || {
             server.log().matches("no setting was changed").count() > before
         })
         .await;
     }
     assert_eq!(server.chat("s", "still there?").await.0, 200);
     server.signal("TERM");
-    assert_eq!(server.ended(Duration::from_secs(30)).code(), Some(0));
+    assert_eq!(server.wait_for_exit(Duration::from_secs(30)).code(), Some(0));
 }
 
 /// A write over the process's file size limit is an error of the store. Reads continue, and so do writes once there
@@ -42,7 +42,7 @@ async fn sighup_reloads_and_never_kills() {
 async fn sigxfsz_is_an_error_of_the_store() {
     for store in ["sqlite:t.db", "jsonl:data"] {
         let dir = tempfile::tempdir().unwrap();
-        let server = Running::start(dir.path(), &format!("store: '{store}'"));
+        let server = ServerProcess::start(dir.path(), &format!("store: '{store}'"));
         assert_eq!(server.chat("s", "hi").await.0, 200);
         let limit = |bytes: &str| {
             let arguments = [format!("--pid={}", server.pid()), format!("--fsize={bytes}:")];
@@ -54,7 +54,8 @@ async fn sigxfsz_is_an_error_of_the_store() {
         assert!(error["error"]["code"].is_string(), "{error}");
         assert_eq!(server.get("/sessions/s").await.0, 200, "{store}");
         limit("unlimited");
-        until("writes work again", Duration::from_secs(30), async || server.chat("s", "again").await.0 == 200).await;
+        wait_at_most("writes work again", Duration::from_secs(30), async || server.chat("s", "again").await.0 == 200)
+            .await;
         server.stop();
     }
 }

@@ -1,34 +1,34 @@
 //! Rewinds of workspaces: a rewind restores the files of a session.
 
 use super::*;
-use crate::running::serve;
+use crate::support::serve;
 use axum::Router;
 use std::io::Write;
 use tenure::Tools;
 
-async fn append_user_message(home: &Home, text: &str) {
-    let reply = home.chat(json!({"session_id": "s", "messages": [user(text)]})).await;
+async fn append_user_message(test: &TestServer, text: &str) {
+    let reply = test.chat(json!({"session_id": "s", "messages": [user(text)]})).await;
     assert_eq!(reply.status, 200, "{}", reply.text);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rewind_restores_the_files() {
     let fixture = WorkspaceFixture::new();
-    let home = fixture.home(true).await;
+    let test = fixture.test(true).await;
     fixture.write("w/.gitignore", "*.tmp\ncache/\n");
     fixture.write("w/a", "a1");
     fixture.write("w/run.sh", "#!");
     fs::set_permissions(fixture.path("w/run.sh"), fs::Permissions::from_mode(0o755)).unwrap();
     fixture.write("w/dir/x", "x1");
     symlink("a", fixture.path("w/link")).unwrap();
-    assert_eq!(send(&home, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "w"}})).await.0, 201);
-    append_user_message(&home, "one").await;
+    assert_eq!(send(&test, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "w"}})).await.0, 201);
+    append_user_message(&test, "one").await;
     let first = fixture.commits("w", "s")[0];
     set_traps(&fixture.path("w"), &fixture.outside().join("ran"));
     fs::remove_file(fixture.path("w/.gitattributes")).unwrap();
-    append_user_message(&home, "nothing changed").await;
+    append_user_message(&test, "nothing changed").await;
     assert_eq!(fixture.commits("w", "s"), [first], "no commit without a change");
-    let seq = home.session("s").await.checkpoints[0].seq;
+    let seq = test.session("s").await.checkpoints[0].seq;
     assert!(
         fixture.message("w", first).starts_with("checkpoint turn-1\n\nTenure-Session: s "),
         "{}",
@@ -46,24 +46,24 @@ async fn a_rewind_restores_the_files() {
     fixture.write("w/new/n", "n");
     fixture.write("w/keep.tmp", "ignored");
     fixture.write("w/cache/c", "ignored");
-    append_user_message(&home, "two").await;
+    append_user_message(&test, "two").await;
     assert_eq!(fixture.commits("w", "s").len(), 2);
-    let (status, set) = send(&home, "POST", "/sessions/s/checkpoints", json!({"label": "by-hand"})).await;
+    let (status, set) = send(&test, "POST", "/sessions/s/checkpoints", json!({"label": "by-hand"})).await;
     assert_eq!((status, fixture.commits("w", "s").len()), (201, 2), "{set}");
     fixture.write("w/a", "a3, which no checkpoint has");
     fixture.write("w/new/too.tmp", "ignored, in a directory that goes");
 
     // An unknown position: nothing changes.
-    let (status, _) = send(&home, "POST", "/sessions/s/rewind", json!({"label": "nowhere", "workspace": true})).await;
+    let (status, _) = send(&test, "POST", "/sessions/s/rewind", json!({"label": "nowhere", "workspace": true})).await;
     assert_eq!((status, fixture.read("w/a").unwrap().as_str()), (404, "a3, which no checkpoint has"));
     let (status, answer) =
-        send(&home, "POST", "/sessions/s/rewind", json!({"label": "turn-1", "workspace": true})).await;
+        send(&test, "POST", "/sessions/s/rewind", json!({"label": "turn-1", "workspace": true})).await;
     assert_eq!(
         (status, &answer["position"], &answer["workspace"]["commit"]),
         (200, &json!(2), &json!(first.to_string())),
         "{answer}"
     );
-    assert_eq!(home.session("s").await.messages.len(), 2);
+    assert_eq!(test.session("s").await.messages.len(), 2);
     let read = |name: &str| fixture.read(&format!("w/{name}"));
     assert_eq!((read("a"), read("run.sh"), read("dir/x")), (Some("a1".into()), Some("#!".into()), Some("x1".into())));
     assert_eq!(fs::metadata(fixture.path("w/run.sh")).unwrap().permissions().mode() & 0o111, 0o111);
@@ -85,21 +85,21 @@ async fn a_rewind_restores_the_files() {
     // After the rewind: the files belong to the session's new end, and not to the discarded messages.
     let commits = fixture.commits("w", "s");
     assert_eq!((commits.len(), commits[1]), (4, saved));
-    append_user_message(&home, "other two").await;
+    append_user_message(&test, "other two").await;
     assert_eq!(fixture.commits("w", "s"), commits);
     fixture.write("w/a", "a4");
     let (status, answer) =
-        send(&home, "POST", "/sessions/s/rewind", json!({"label": "turn-2", "workspace": true})).await;
+        send(&test, "POST", "/sessions/s/rewind", json!({"label": "turn-2", "workspace": true})).await;
     assert_eq!((status, read("a")), (200, Some("a1".into())), "{answer}");
     // A rewind to the current state: nothing to save, and no commit.
     let commits = fixture.commits("w", "s");
     let (status, answer) =
-        send(&home, "POST", "/sessions/s/rewind", json!({"label": "turn-2", "workspace": true})).await;
+        send(&test, "POST", "/sessions/s/rewind", json!({"label": "turn-2", "workspace": true})).await;
     assert_eq!((status, &answer["workspace"]["saved"]), (200, &Value::Null), "{answer}");
     assert_eq!(fixture.commits("w", "s"), commits);
     // Deleting the session commits its workspace as well.
     fixture.write("w/a", "a5");
-    assert_eq!(send(&home, "DELETE", "/sessions/s", json!({})).await.0, 200);
+    assert_eq!(send(&test, "DELETE", "/sessions/s", json!({})).await.0, 200);
     let last = fixture.commits("w", "s")[0];
     assert!(fixture.message("w", last).starts_with("the session was deleted"));
     assert_eq!(fixture.files("w", last)["a"], "a5");
@@ -109,25 +109,25 @@ async fn a_rewind_restores_the_files() {
 #[tokio::test(flavor = "multi_thread")]
 async fn erasing_a_user_commits_the_workspaces_and_ends_the_tools() {
     let fixture = WorkspaceFixture::new();
-    let home = Home::with("memory", false, |c| {
+    let test = TestServer::with(StoreKind::Memory, false, |c| {
         c.workspaces.root = fixture.root();
         c.assistants = vec![serde_json::from_value(json!({"name": "a", "tools": ["python"]})).unwrap()];
         c.python.helper = env!("CARGO_BIN_EXE_tenure").into();
     });
-    let home = home.await.unwrap();
+    let test = test.await.unwrap();
     fixture.write("w/a", "a1");
-    assert_eq!(send(&home, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "w"}})).await.0, 201);
-    assert_eq!(send(&home, "POST", "/sessions", json!({"id": "gone", "metadata": {"workspace": "w"}})).await.0, 201);
-    assert_eq!(send(&home, "DELETE", "/sessions/gone", json!({})).await.0, 200);
+    assert_eq!(send(&test, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "w"}})).await.0, 201);
+    assert_eq!(send(&test, "POST", "/sessions", json!({"id": "gone", "metadata": {"workspace": "w"}})).await.0, 201);
+    assert_eq!(send(&test, "DELETE", "/sessions/gone", json!({})).await.0, 200);
     let run = async |code: &str| {
         let mut call = crate::tools::call("s", "python", json!({"code": code}));
         call.session.tenant = tenure::Tenant::default();
-        home.app.tools.call(&crate::tools::context(&home.app.config.assistants[0]), &call).await.unwrap().content
+        test.app.tools.call(&crate::tools::context(&test.app.config.assistants[0]), &call).await.unwrap().content
     };
     run("x = 1").await;
     assert_eq!(run("x").await, "1");
     fixture.write("w/a", "a2");
-    let (status, receipt) = send(&home, "DELETE", "/users/default", json!({})).await;
+    let (status, receipt) = send(&test, "DELETE", "/users/default", json!({})).await;
     assert_eq!((status, &receipt["sessions"]), (200, &json!(2)), "{receipt}");
     assert_eq!(fixture.commits("w", "gone").len(), 1, "a session that was deleted before is not committed again");
     let commits = fixture.commits("w", "s");
@@ -135,25 +135,25 @@ async fn erasing_a_user_commits_the_workspaces_and_ends_the_tools() {
     assert!(fixture.message("w", commits[0]).starts_with("the session was deleted"));
     assert_eq!(fixture.files("w", commits[0])["a"], "a2");
     assert!(run("'x' in globals()").await.ends_with("False"), "its interpreter has ended");
-    home.app.tools.close().await;
+    test.app.tools.close().await;
 }
 
 /// A file that is ignored now, but part of the restored commit, is committed before it is overwritten.
 #[tokio::test(flavor = "multi_thread")]
 async fn overwritten_files_are_saved_even_if_ignored() {
     let fixture = WorkspaceFixture::new();
-    let home = fixture.home(true).await;
+    let test = fixture.test(true).await;
     fixture.write("w/conf/local", "then");
     fixture.write("w/data", "then");
-    send(&home, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "w"}})).await;
-    append_user_message(&home, "one").await;
+    send(&test, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "w"}})).await;
+    append_user_message(&test, "one").await;
     fixture.write("w/.gitignore", "conf/\ndata\n");
-    append_user_message(&home, "two").await;
+    append_user_message(&test, "two").await;
     assert_eq!(fixture.files("w", fixture.commits("w", "s")[0]), files(&[(".gitignore", "conf/\ndata\n")]));
     fixture.write("w/conf/local", "now");
     fixture.write("w/conf/stays", "now");
     let rewind = json!({"label": "turn-1", "workspace": true});
-    let (status, answer) = send(&home, "POST", "/sessions/s/rewind", rewind.clone()).await;
+    let (status, answer) = send(&test, "POST", "/sessions/s/rewind", rewind.clone()).await;
     assert_eq!(status, 200, "{answer}");
     let read = |name: &str| fixture.read(&format!("w/{name}"));
     assert_eq!(
@@ -166,45 +166,45 @@ async fn overwritten_files_are_saved_even_if_ignored() {
     fixture.write("w/.gitignore", "data/\n");
     fs::remove_file(fixture.path("w/data")).unwrap();
     fixture.write("w/data/precious", "ignored");
-    let (status, answer) = send(&home, "POST", "/sessions/s/rewind", rewind.clone()).await;
+    let (status, answer) = send(&test, "POST", "/sessions/s/rewind", rewind.clone()).await;
     assert_eq!(status, 503, "{answer}");
     let message = answer["error"]["message"].as_str().unwrap();
     assert!(message.contains("default/w/data") && !message.contains(&fixture.root()), "{message}");
     assert_eq!(read("data/precious").as_deref(), Some("ignored"));
     fs::rename(fixture.path("w/data"), fixture.path("aside")).unwrap();
-    let (status, answer) = send(&home, "POST", "/sessions/s/rewind", rewind).await;
+    let (status, answer) = send(&test, "POST", "/sessions/s/rewind", rewind).await;
     assert_eq!((status, read("data").as_deref()), (200, Some("then")), "{answer}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_commit_nothing_is_changed() {
     let fixture = WorkspaceFixture::new();
-    let home = fixture.home(false).await;
+    let test = fixture.test(false).await;
     fixture.write("w/a", "1");
-    send(&home, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "w"}})).await;
-    append_user_message(&home, "one").await;
-    append_user_message(&home, "two").await;
-    let seq = home.session("s").await.head().seq;
+    send(&test, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "w"}})).await;
+    append_user_message(&test, "one").await;
+    append_user_message(&test, "two").await;
+    let seq = test.session("s").await.head().seq;
     let rewind = |more: Value| {
         let mut body = json!({"label": "turn-1", "workspace": true});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         body
     };
-    let (status, answer) = send(&home, "POST", "/sessions/s/rewind", rewind(json!({}))).await;
+    let (status, answer) = send(&test, "POST", "/sessions/s/rewind", rewind(json!({}))).await;
     assert_eq!((status, &answer["error"]["code"]), (409, &json!("workspace_not_kept")), "{answer}");
     assert_eq!(
-        (home.session("s").await.head().seq, fixture.path("w/.git").exists()),
+        (test.session("s").await.head().seq, fixture.path("w/.git").exists()),
         (seq, false),
         "neither session nor workspace"
     );
     // Commits of an earlier session with the same id do not count.
-    assert_eq!(send(&home, "DELETE", "/sessions/s?purge=true", json!({})).await.0, 200);
+    assert_eq!(send(&test, "DELETE", "/sessions/s?purge=true", json!({})).await.0, 200);
     assert_eq!(fixture.commits("w", "s").len(), 1);
-    send(&home, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "w"}})).await;
+    send(&test, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "w"}})).await;
     for text in ["one", "two", "three", "four"] {
-        append_user_message(&home, text).await;
+        append_user_message(&test, text).await;
     }
-    let (status, answer) = send(&home, "POST", "/sessions/s/rewind", rewind(json!({"label": "turn-4"}))).await;
+    let (status, answer) = send(&test, "POST", "/sessions/s/rewind", rewind(json!({"label": "turn-4"}))).await;
     assert_eq!((status, &answer["error"]["code"]), (409, &json!("workspace_not_kept")), "{answer}");
     // Other invalid requests.
     for (body, want) in [
@@ -212,10 +212,10 @@ async fn without_a_commit_nothing_is_changed() {
         (rewind(json!({"position": 1})), 400),
         (json!({"workspace": true}), 400),
     ] {
-        assert_eq!(send(&home, "POST", "/sessions/s/rewind", body.clone()).await.0, want, "{body}");
+        assert_eq!(send(&test, "POST", "/sessions/s/rewind", body.clone()).await.0, want, "{body}");
     }
-    send(&home, "PATCH", "/sessions/s", json!({"metadata": {"workspace": null}})).await;
-    let (status, answer) = send(&home, "POST", "/sessions/s/rewind", rewind(json!({}))).await;
+    send(&test, "PATCH", "/sessions/s", json!({"metadata": {"workspace": null}})).await;
+    let (status, answer) = send(&test, "POST", "/sessions/s/rewind", rewind(json!({}))).await;
     assert_eq!((status, &answer["error"]["param"]), (400, &json!("workspace")), "{answer}");
 }
 
@@ -223,20 +223,20 @@ async fn without_a_commit_nothing_is_changed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rewind_that_can_not_save_current_files_is_refused() {
     let fixture = WorkspaceFixture::new();
-    let home = Home::with("memory", false, |c| {
+    let test = TestServer::with(StoreKind::Memory, false, |c| {
         (c.workspaces.root, c.workspaces.checkpoints, c.workspaces.max_files) = (fixture.root(), true, 2);
     });
-    let home = home.await.unwrap();
+    let test = test.await.unwrap();
     fixture.write("w/a", "1");
-    send(&home, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "w"}})).await;
-    append_user_message(&home, "one").await;
+    send(&test, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "w"}})).await;
+    append_user_message(&test, "one").await;
     ["b", "c"].iter().for_each(|name| fixture.write(&format!("w/{name}"), "2"));
-    append_user_message(&home, "a checkpoint that can not be committed harms no turn").await;
-    let seq = home.session("s").await.head().seq;
+    append_user_message(&test, "a checkpoint that can not be committed harms no turn").await;
+    let seq = test.session("s").await.head().seq;
     let (status, answer) =
-        send(&home, "POST", "/sessions/s/rewind", json!({"label": "turn-1", "workspace": true})).await;
+        send(&test, "POST", "/sessions/s/rewind", json!({"label": "turn-1", "workspace": true})).await;
     assert_eq!((status, &answer["error"]["param"]), (413, &json!("max_files")), "{answer}");
-    assert_eq!((home.session("s").await.head().seq, fixture.read("w/b").as_deref()), (seq, Some("2")));
+    assert_eq!((test.session("s").await.head().seq, fixture.read("w/b").as_deref()), (seq, Some("2")));
 }
 
 /// During a run: each tool call has a checkpoint, with the files as they were then.
@@ -254,27 +254,27 @@ async fn every_step_of_a_run_can_be_restored() {
         }
     };
     let url = serve(Router::new().route("/count", axum::routing::post(count))).await + "/count";
-    let home = Home::with("memory", false, |c| {
+    let test = TestServer::with(StoreKind::Memory, false, |c| {
         (c.workspaces.root, c.workspaces.checkpoints) = (fixture.root(), true);
         let tool = json!({"http": {"name": "count", "description": "counts", "url": url}});
         c.assistants =
             vec![serde_json::from_value(json!({"name": "counter", "model": "default", "tools": [tool]})).unwrap()];
     });
-    let home = home.await.unwrap();
+    let test = test.await.unwrap();
     let body = json!({"id": "s", "assistant_id": "counter", "metadata": {"workspace": "w"}});
-    assert_eq!(send(&home, "POST", "/sessions", body).await.0, 201);
+    assert_eq!(send(&test, "POST", "/sessions", body).await.0, 201);
     for id in ["c1", "c2", "c3"] {
-        home.model.then(Act::Call(vec![(id, "count", "{}")]));
+        test.model.then(ModelResponse::ToolCalls(vec![(id, "count", "{}")]));
     }
-    home.model.then(Act::Say("counted"));
-    let (status, run) = send(&home, "POST", "/sessions/s/runs", json!({"input": "count to three"})).await;
+    test.model.then(ModelResponse::Text("counted"));
+    let (status, run) = send(&test, "POST", "/sessions/s/runs", json!({"input": "count to three"})).await;
     assert_eq!((status, &run["status"]), (200, &json!("completed")), "{run}");
     assert_eq!(fixture.read("w/n").as_deref(), Some("3"));
-    let checkpoints = home.session("s").await.checkpoints;
+    let checkpoints = test.session("s").await.checkpoints;
     assert_eq!(checkpoints.len(), 4, "{checkpoints:?}");
     for (checkpoint, want) in checkpoints.iter().zip(["1", "2", "3", "3"]).rev() {
         let body = json!({"label": checkpoint.label, "workspace": true});
-        let (status, answer) = send(&home, "POST", "/sessions/s/rewind", body).await;
+        let (status, answer) = send(&test, "POST", "/sessions/s/rewind", body).await;
         assert_eq!((status, fixture.read("w/n").as_deref()), (200, Some(want)), "{answer}");
     }
 }

@@ -7,7 +7,7 @@ mod purging;
 use super::*;
 use crate::store::contract::FORMAT;
 use crate::store::query::{OwnerFilter, ReadDirection, SessionOrder};
-use crate::types::blob::Blob;
+use crate::testing::blob;
 use crate::types::entry::{Entry, Parent, RewindEntry, SessionCreated};
 use crate::types::message::Message;
 use crate::types::status::Status;
@@ -25,10 +25,6 @@ fn key(session: &str) -> SessionKey {
 
 fn user(text: &str) -> Entry {
     Entry::message(Message::user(text))
-}
-
-fn blob(bytes: &[u8]) -> Blob {
-    Blob { id: BlobId::of(bytes), bytes: bytes.into() }
 }
 
 fn item(key: &str, value: &str) -> Item {

@@ -11,6 +11,7 @@ use super::PostgresStore;
 use crate::rules::session::{Point, Session};
 use crate::store::contract::{Commit, Store};
 use crate::store::query::RecordRange;
+use crate::testing::{PostgresSchema, Rng, postgres_server, read_all, read_full_log};
 use crate::types::entry::{Entry, Parent, Record, SessionCreated};
 use crate::types::error::Result;
 use crate::types::head::Head;
@@ -19,47 +20,30 @@ use crate::types::message::Message;
 use jiff::Timestamp;
 use tokio_postgres::Row;
 
-/// The URL of the test server. Without one, tests are skipped, except in CI, where that is an
-/// error.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "tests find their server in the environment; the library never looks there"
-)]
-fn server() -> Option<String> {
-    let url = std::env::var("TENURE_TEST_POSTGRES").ok().filter(|url| !url.is_empty());
-    if url.is_none() {
-        assert!(std::env::var("CI").is_err(), "TENURE_TEST_POSTGRES is not set: CI does not skip PostgreSQL tests");
-        eprintln!("SKIPPED: set TENURE_TEST_POSTGRES, or use scripts/with-postgres.sh");
-    }
-    url
-}
-
 /// A store in its own schema.
 struct Db {
     store: PostgresStore,
     url: String,
-    schema: String,
+    schema: PostgresSchema,
 }
 
 impl Db {
     async fn new(options: &str) -> Option<Self> {
-        Some(Self::at(&server()?, options).await)
+        Some(Self::at(&postgres_server()?, options).await)
     }
 
+    /// A store that is reached through another URL, such as that of a proxy.
     async fn at(server: &str, options: &str) -> Self {
-        let schema = format!("test_{}", uuid::Uuid::now_v7().simple());
-        let url = format!("{server}?schema={schema}&{options}");
+        let schema = PostgresSchema::on(&postgres_server().unwrap());
+        let url = format!("{server}?schema={}&{options}", schema.name());
         Self { store: PostgresStore::open(&url).await.unwrap(), url, schema }
     }
 
     /// Runs a statement in which `S.` is replaced by the schema, for names that the store does not
     /// qualify itself.
     async fn rows(&self, sql: &str) -> Vec<Row> {
-        self.store.connection.rows_planned(&sql.replace("S.", &format!("{}.", self.schema)), &[]).await.unwrap()
-    }
-
-    async fn drop_schema(self) {
-        self.rows(&format!("DROP SCHEMA {} CASCADE", self.schema)).await;
+        let sql = sql.replace("S.", &format!("{}.", self.schema.name()));
+        self.store.connection.rows_planned(&sql, &[]).await.unwrap()
     }
 }
 
@@ -130,51 +114,6 @@ impl Writer {
     }
 }
 
-/// Reads a session's own records, page by page.
-async fn own_records(store: &PostgresStore, key: &SessionKey) -> Vec<Record> {
-    let mut records: Vec<Record> = Vec::new();
-    loop {
-        let page = store.records(key, &RecordRange::after(records.last().map_or(0, |r| r.seq))).await.unwrap();
-        if page.is_empty() {
-            return records;
-        }
-        records.extend(page);
-    }
-}
-
-/// Reads a session's whole log, including the records of its ancestors.
-async fn log(store: &PostgresStore, key: &SessionKey) -> Vec<Record> {
-    let mut parts = Vec::new();
-    let mut key = key.clone();
-    let mut last_seq = u64::MAX;
-    loop {
-        let head = store.head(&key).await.unwrap().expect("the session exists");
-        let mut records = own_records(store, &key).await;
-        assert_eq!(
-            records.first().map(|r| r.seq),
-            Some(head.first),
-            "the head has the first sequence number of the log"
-        );
-        records.retain(|r| r.seq <= last_seq);
-        parts.insert(0, records);
-        let Some(parent) = head.parent else { return parts.concat() };
-        last_seq = last_seq.min(parent.seq);
-        key.session = parent.session;
-    }
-}
-
 async fn load(store: &PostgresStore, key: &SessionKey) -> Session {
-    Session::replay(key, log(store, key).await).unwrap()
-}
-
-/// A deterministic pseudo-random number generator.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % sides as u64) as usize
-    }
+    Session::replay(key, read_full_log(store, key).await).unwrap()
 }

@@ -10,6 +10,7 @@ use super::SqliteStore;
 use crate::store::contract::{Commit, Store};
 use crate::store::item::{Item, Namespace, Owner};
 use crate::store::query::RecordRange;
+use crate::testing::Rng;
 use crate::types::entry::{Entry, Record, SessionCreated};
 use crate::types::error::Result;
 use crate::types::head::{Head, LogEnd};
@@ -118,15 +119,5 @@ impl Log {
 
     async fn save(&mut self, store: &SqliteStore) {
         store.commit(&self.commit()).await.unwrap();
-    }
-}
-
-/// A deterministic pseudo-random number generator.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) as usize % sides
     }
 }

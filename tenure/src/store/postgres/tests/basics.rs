@@ -33,7 +33,7 @@ async fn a_commit_is_applied_once_and_only_to_its_base() {
         let mut gap = a.next_commit([user_message("x")]);
         gap.records[0].seq += 1;
         assert_eq!(store.commit(&gap).await.unwrap_err().code(), "invalid");
-        assert_eq!(own_records(store, &key("a")).await.len(), 3, "a rejected commit changes nothing");
+        assert_eq!(read_all(store, &key("a")).await.len(), 3, "a rejected commit changes nothing");
 
         // A commit without records changes only the head.
         let mut head_only = a.next_commit([]);
@@ -48,7 +48,6 @@ async fn a_commit_is_applied_once_and_only_to_its_base() {
             let prepared: i64 = db.rows("SELECT count(*) FROM pg_prepared_statements").await[0].get(0);
             assert_eq!(prepared, 0);
         }
-        db.drop_schema().await;
     }
 }
 
@@ -80,8 +79,6 @@ async fn sixteen_writers_on_one_session_lose_nothing() {
     texts.sort();
     texts.dedup();
     assert_eq!((texts.len(), session.messages.len(), session.head().seq), (128, 256, 257));
-    let store = std::sync::Arc::into_inner(store).unwrap();
-    Db { store, ..db }.drop_schema().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -100,8 +97,6 @@ async fn sixteen_writers_on_their_own_sessions_do_not_conflict() {
         });
     }
     writers.join_all().await;
-    let store = std::sync::Arc::into_inner(store).unwrap();
-    Db { store, ..db }.drop_schema().await;
 }
 
 #[tokio::test]
@@ -127,8 +122,7 @@ async fn pages_are_bounded_and_complete() {
         .unwrap();
     assert_eq!(page(RecordRange::after(21)).await, [22, 23, 24]);
     assert_eq!(page(RecordRange::after(24)).await, [25]);
-    assert_eq!(own_records(store, &key("a")).await.len(), 25);
-    db.drop_schema().await;
+    assert_eq!(read_all(store, &key("a")).await.len(), 25);
 }
 
 #[tokio::test]
@@ -159,7 +153,6 @@ async fn damage_is_reported_with_its_location() {
     assert!(read_error(RecordRange::back_from(u64::MAX, 1)).await.contains("record 10: the record is missing"));
     db.rows("UPDATE tenure_head SET head_json = '{}'").await;
     assert!(store.head(&key("a")).await.unwrap_err().to_string().contains("session acme/a, head: missing field"));
-    db.drop_schema().await;
 }
 
 #[tokio::test]
@@ -186,7 +179,6 @@ async fn nul_characters_in_json_are_preserved() {
     let mut commit = w.next_commit([user_message("x")]);
     commit.head.thread = Some("a\0b".to_owned());
     assert_eq!(store.commit(&commit).await.unwrap_err().code(), "invalid");
-    db.drop_schema().await;
 }
 
 #[tokio::test]
@@ -195,7 +187,6 @@ async fn a_newer_format_is_rejected() {
     db.rows("INSERT INTO tenure_format (version) VALUES (99)").await;
     let error = PostgresStore::open(&db.url).await.unwrap_err();
     assert!(matches!(error, Error::NewerFormat { version: 99, supported: FORMAT, .. }), "{error:?}");
-    db.drop_schema().await;
 }
 
 /// A newer version migrates while nodes of this version are working and another transaction holds a
@@ -224,7 +215,7 @@ async fn a_newer_version_migrates_while_nodes_of_this_version_work() {
             while !std::mem::replace(&mut is_last, is_done.load(SeqCst)) {
                 writer.append(&store, [user_message("x"), user_message("y")]).await.unwrap();
                 turns += 1;
-                assert_eq!(own_records(&store, &key(&format!("s{n}"))).await.len(), 1 + 2 * turns);
+                assert_eq!(read_all(&*store, &key(&format!("s{n}"))).await.len(), 1 + 2 * turns);
                 assert!(!store.heads(&SessionQuery::new(OwnerFilter::AllTenants, 10)).await.unwrap().is_empty());
                 let namespace = Namespace { tenant: tenant(), owner: Owner::Tenant, name: "n".to_owned() };
                 let item = Item {
@@ -261,14 +252,13 @@ async fn a_newer_version_migrates_while_nodes_of_this_version_work() {
         matches!(error, Error::NewerFormat { supported: FORMAT, version: found, .. } if found == FORMAT + 1),
         "{error:?}"
     );
-    db.drop_schema().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_nodes_can_open_an_empty_database_concurrently() {
-    let Some(server) = server() else { return };
-    let schema = format!("test_{}", uuid::Uuid::now_v7().simple());
-    let url = format!("{server}?schema={schema}&pool=2");
+    let Some(server) = postgres_server() else { return };
+    let schema = PostgresSchema::on(&server);
+    let url = format!("{}&pool=2", schema.url());
     let mut nodes = JoinSet::new();
     for _ in 0..6 {
         let url = url.clone();
@@ -278,23 +268,19 @@ async fn many_nodes_can_open_an_empty_database_concurrently() {
     let db = Db { store, url, schema };
     let versions = db.rows("SELECT version FROM tenure_format").await;
     assert_eq!(versions.iter().map(|r| r.get(0)).collect::<Vec<i32>>(), (1..=FORMAT as i32).collect::<Vec<_>>());
-    db.drop_schema().await;
 }
 
 #[tokio::test]
 async fn a_database_of_another_program_is_not_changed() {
-    let Some(server) = server() else { return };
-    let schema = format!("test_{}", uuid::Uuid::now_v7().simple());
-    let other = Db::at(&server, "pool=2").await;
-    other.rows(&format!("CREATE SCHEMA {schema}")).await;
-    other.rows(&format!("CREATE TABLE {schema}.messages (id int)")).await;
-    let error = PostgresStore::open(&format!("{server}?schema={schema}")).await.unwrap_err();
+    let Some(server) = postgres_server() else { return };
+    let schema = PostgresSchema::on(&server);
+    schema.execute(&format!("CREATE SCHEMA {}; CREATE TABLE messages (id int)", schema.name())).await;
+    let error = PostgresStore::open(&schema.url()).await.unwrap_err();
     assert_eq!(error.code(), "invalid");
     assert!(error.to_string().contains("add schema=NAME"), "{error}");
-    let tables = other.rows(&format!("SELECT count(*) FROM pg_tables WHERE schemaname = '{schema}'")).await;
+    let other = Db::at(&server, "pool=2").await;
+    let tables = other.rows(&format!("SELECT count(*) FROM pg_tables WHERE schemaname = '{}'", schema.name())).await;
     assert_eq!(tables[0].get::<_, i64>(0), 1, "nothing was left behind");
-    other.rows(&format!("DROP SCHEMA {schema} CASCADE")).await;
-    other.drop_schema().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -303,7 +289,7 @@ async fn the_log_is_little_larger_than_its_text() {
     const TURNS: usize = 25;
     // In its own database: snapshots of other tests would prevent old row versions of heads from
     // being vacuumed.
-    let Some(server) = server() else { return };
+    let Some(server) = postgres_server() else { return };
     let other = Db::at(&server, "pool=1").await;
     let name = format!("test_{}", uuid::Uuid::now_v7().simple());
     other.rows(&format!("CREATE DATABASE {name}")).await;
@@ -346,5 +332,4 @@ async fn the_log_is_little_larger_than_its_text() {
     assert!(log < 1.25 && log + heads < 1.4, "{log} + {heads}");
     drop(db);
     other.rows(&format!("DROP DATABASE {name} WITH (FORCE)")).await;
-    other.drop_schema().await;
 }

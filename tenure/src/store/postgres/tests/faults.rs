@@ -104,7 +104,7 @@ async fn a_broken_connection_neither_loses_nor_repeats_a_commit() {
             proxy.fault.store(fault, SeqCst);
             assert_eq!(store.head(&w.head.key()).await.unwrap(), Some(w.head.clone()));
             proxy.fault.store(fault, SeqCst);
-            assert_eq!(own_records(&store, &w.head.key()).await.len(), 10);
+            assert_eq!(read_all(&store, &w.head.key()).await.len(), 10);
             // Another writer commits first while the outcome of this commit is unknown: it was not
             // applied.
             let stale = w.clone();
@@ -122,7 +122,6 @@ async fn a_broken_connection_neither_loses_nor_repeats_a_commit() {
         }
     }
     drop(proxy);
-    db.drop_schema().await;
 }
 
 /// Runs the script that manages a test server. This test has its own server, because it kills it.
@@ -139,7 +138,7 @@ async fn server_script_for(name: &str, verb: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_of_the_server_loses_no_acknowledged_commit() {
-    if server().is_none() {
+    if postgres_server().is_none() {
         return;
     }
     let url = server_script("start").await;
@@ -173,7 +172,7 @@ async fn a_restart_of_the_server_loses_no_acknowledged_commit() {
     }
     stop.store(true, SeqCst);
     for head in writers.join_all().await {
-        let records = own_records(&store, &head.key()).await;
+        let records = read_all(&*store, &head.key()).await;
         assert_eq!(Session::replay(&head.key(), records).unwrap().head(), &head, "all of it, once");
     }
 
@@ -220,7 +219,6 @@ async fn other_nodes_are_notified() {
     assert!(behind_a_pooler.subscribe().is_none());
     behind_a_pooler.notify(&key("e"));
     assert_eq!(remote_events.recv().await.unwrap(), Some(key("e")), "it can notify nevertheless");
-    db.drop_schema().await;
 }
 
 /// Returns a URL with another host before that of the database.
@@ -264,7 +262,6 @@ async fn a_silent_host_does_not_block_the_others() {
         message.contains(&format!("127.0.0.1:{port}: timeout: no response")) && message.contains("127.0.0.1:1: "),
         "{message}"
     );
-    db.drop_schema().await;
 }
 
 /// The primary freezes: connections to it stay open and never respond. Waiting operations are
@@ -295,21 +292,20 @@ async fn a_frozen_primary_is_replaced() {
         });
     }
     for head in with_deadline("all are written", tasks.join_all()).await {
-        let records = own_records(&store, &head.key()).await;
+        let records = read_all(&*store, &head.key()).await;
         assert_eq!(Session::replay(&head.key(), records).unwrap().head(), &head, "all of it, once");
     }
     assert_eq!(with_deadline("it listens again", events.recv()).await.unwrap(), None);
     db.store.notify(&key("s0"));
     assert_eq!(with_deadline("a notification arrives", events.recv()).await.unwrap(), Some(key("s0")));
     drop(proxy);
-    db.drop_schema().await;
 }
 
 /// A commit whose connection ends while it waits for a synchronous standby is visible, but may
 /// still be lost: it is not acknowledged before a standby has it (D-038).
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_that_is_not_replicated_is_not_acknowledged() {
-    if server().is_none() {
+    if postgres_server().is_none() {
         return;
     }
     let url = server_script_for("store-sync", "start").await;
@@ -359,7 +355,7 @@ async fn a_commit_that_is_not_replicated_is_not_acknowledged() {
     }
     set_standbys("").await;
     let head = commit_task.join_next().await.unwrap().unwrap().unwrap().head;
-    let records = own_records(&store, &head.key()).await;
+    let records = read_all(&*store, &head.key()).await;
     assert_eq!(Session::replay(&head.key(), records).unwrap().head(), &head, "all of it, once");
     server_script_for("store-sync", "stop").await;
 }

@@ -37,7 +37,7 @@ async fn the_fork_with_the_latest_fork_point_inherits() {
     store.purge(&key("a")).await.unwrap();
     store.purge(&key("a")).await.unwrap();
     assert_eq!(store.head(&key("a")).await.unwrap(), None);
-    assert_eq!(own_records(store, &key("a")).await, []);
+    assert_eq!(read_all(store, &key("a")).await, []);
     let inheriting = store.head(&key("last")).await.unwrap().unwrap();
     assert_eq!(
         (inheriting.first, inheriting.seq, &inheriting.parent),
@@ -71,7 +71,6 @@ async fn the_fork_with_the_latest_fork_point_inherits() {
     );
     let remaining: i64 = db.rows("SELECT count(*) FROM tenure_record").await[0].get(0);
     assert_eq!(remaining, 3, "no other records remain");
-    db.drop_schema().await;
 }
 
 #[tokio::test]
@@ -86,7 +85,6 @@ async fn a_fork_requires_its_parent() {
         assert!(matches!(&error, Error::NotFound { session_id } if session_id.as_str() == session), "{error:?}");
     }
     assert_eq!(store.head(&key("fork")).await.unwrap(), None);
-    db.drop_schema().await;
 }
 
 #[tokio::test]
@@ -115,7 +113,6 @@ async fn blobs_are_kept_as_long_as_a_session_references_them() {
     add_blob(store, &mut Writer::create(store, "bad").await.unwrap(), "x").await;
     db.rows("UPDATE tenure_blob SET bytes = 'y'").await;
     assert_eq!(store.blob(&tenant(), &blob("x").id).await.unwrap_err().code(), "corrupt");
-    db.drop_schema().await;
 }
 
 #[tokio::test]
@@ -137,7 +134,6 @@ async fn a_purge_removes_the_items() {
     store.purge(&key("a")).await.unwrap();
     assert_eq!(store.get(&namespace, "k", None).await.unwrap(), None);
     assert_eq!(store.put(&namespace, &item, None).await.unwrap_err().code(), "not_found");
-    db.drop_schema().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -172,8 +168,6 @@ async fn a_purge_concurrent_with_a_fork_leaves_a_complete_fork_or_none() {
         }
     }
     eprintln!("{forked} of 40 forks came first");
-    let store = Arc::into_inner(store).unwrap();
-    Db { store, ..db }.drop_schema().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -199,7 +193,6 @@ async fn related_sessions_can_be_purged_concurrently() {
             (5, &store.head(&key(&name(4))).await.unwrap().unwrap().parent)
         );
     }
-    db.drop_schema().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -217,7 +210,6 @@ async fn a_purge_concurrent_with_a_commit_keeps_the_blob_in_use() {
         purge.unwrap();
         assert!(has_blob(store, &text).await, "round {round}");
     }
-    db.drop_schema().await;
 }
 
 #[tokio::test]
@@ -241,5 +233,4 @@ async fn a_purge_waits_for_a_commit_that_begins_to_use_its_blob() {
     let (purge, ()) = tokio::join!(store.purge(&purged), finish_commit);
     purge.unwrap();
     assert_eq!((store.head(&purged).await.unwrap(), has_blob(store, "blob").await), (None, true));
-    db.drop_schema().await;
 }

@@ -33,20 +33,20 @@ fn count_remaining(directory: &Path, words: &[String]) -> usize {
 /// Creates sessions and memories of two users, interleaved, with messages of 10 bytes to 100 KB.
 /// Returns the words of each user.
 async fn fill(store: &SqliteStore, seed: u64) -> [Vec<String>; 2] {
-    let mut dice = Dice(seed);
+    let mut rng = Rng::new(seed);
     let mut logs: Vec<_> = (0..SESSIONS).map(|n| Log::of_user(&format!("s{n}"), USERS[n % 2])).collect();
     let mut words = [Vec::new(), Vec::new()];
     for n in (0..2000).step_by(10) {
-        let index = dice.roll(logs.len());
+        let index = rng.below(logs.len());
         let user = index % 2;
         let new_words: Vec<_> = (n..n + 10).map(|n| unique_word(user, n)).collect();
-        let mut repeat_word = |word: &str| vec![word; [1, 1, 2, 4, 8, 16, 32, 64, 256, 6000][dice.roll(10)]].join(" ");
+        let mut repeat_word = |word: &str| vec![word; [1, 1, 2, 4, 8, 16, 32, 64, 256, 6000][rng.below(10)]].join(" ");
         let texts: Vec<_> = new_words.iter().map(|w| repeat_word(w)).collect();
         for text in &texts {
             logs[index].push_user_message(text);
         }
         let mut commit = logs[index].commit();
-        let bytes = texts[dice.roll(10)].as_bytes();
+        let bytes = texts[rng.below(10)].as_bytes();
         commit.blobs.push(Blob { id: BlobId::of(bytes), bytes: bytes.into() });
         commit.items.push(("cache".to_owned(), item(&new_words[0], &texts[0])));
         store.commit(&commit).await.unwrap();
@@ -76,16 +76,16 @@ async fn the_full_text_index_keeps_no_deleted_words() {
     let test_store = TestStore::new().await;
     let sql = test_store.sql();
     sql.pragma_update(None, "secure_delete", true).unwrap();
-    let mut dice = Dice(1);
+    let mut rng = Rng::new(1);
     let mut words = [Vec::new(), Vec::new()];
     let mut n = 0;
     for _ in 0..40 {
         let transaction = sql.unchecked_transaction().unwrap();
         for _ in 0..40 {
-            let user = dice.roll(2);
-            let new_words: Vec<_> = (n..n + 1 + dice.roll(40)).map(|n| unique_word(user, n)).collect();
+            let user = rng.below(2);
+            let new_words: Vec<_> = (n..n + 1 + rng.below(40)).map(|n| unique_word(user, n)).collect();
             n += new_words.len();
-            let item = item(&n.to_string(), &new_words.join(" and ").repeat([1, 20][dice.roll(2)]));
+            let item = item(&n.to_string(), &new_words.join(" and ").repeat([1, 20][rng.below(2)]));
             let owner = memory_namespace(USERS[user]).owner.to_string();
             assert!(items::upsert(&sql, &Tenant::default(), &owner, "memory", &item).is_ok());
             words[user].extend(new_words);

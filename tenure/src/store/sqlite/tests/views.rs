@@ -55,21 +55,21 @@ async fn assert_views(test_store: &TestStore, session: &str) {
 
 /// Appends random entries: messages, checkpoints, and rewinds to any message or checkpoint,
 /// including those of a parent.
-async fn grow(test_store: &TestStore, log: &mut Log, dice: &mut Dice) {
-    for _ in 0..3 + dice.roll(5) {
-        match dice.roll(5) {
+async fn grow(test_store: &TestStore, log: &mut Log, rng: &mut Rng) {
+    for _ in 0..3 + rng.below(5) {
+        match rng.below(5) {
             0..3 => {
                 log.push_user_message(&format!("{} \"{}\"", log.head.info.session_id, log.head.seq));
             }
             3 => {
                 let label = CheckpointLabel::new(format!("after {}", log.head.seq)).unwrap();
                 let (run, step, state) = Default::default();
-                log.push(Entry::Checkpoint(CheckpointEntry { label, auto: dice.roll(2) == 0, run, step, state }));
+                log.push(Entry::Checkpoint(CheckpointEntry { label, auto: rng.below(2) == 0, run, step, state }));
             }
             _ => {
                 log.save(&test_store.store).await;
                 let session = load(test_store, log.head.info.session_id.as_str()).await;
-                let position = dice.roll(session.messages.len() + 1);
+                let position = rng.below(session.messages.len() + 1);
                 let target = session.locate(&Point::Position(position)).unwrap();
                 log.push(Entry::Rewound(RewindEntry { to: target.seq, digest: target.digest }));
             }
@@ -82,22 +82,22 @@ async fn grow(test_store: &TestStore, log: &mut Log, dice: &mut Dice) {
 async fn views_show_what_the_fold_shows() {
     for seed in 1..=8 {
         let test_store = TestStore::new().await;
-        let mut dice = Dice(seed);
+        let mut rng = Rng::new(seed);
         let mut logs = vec![Log::new("s0")];
         for n in 1..10 {
-            let index = dice.roll(logs.len());
-            grow(&test_store, &mut logs[index], &mut dice).await;
-            let parent = &mut logs[dice.roll(n)];
+            let index = rng.below(logs.len());
+            grow(&test_store, &mut logs[index], &mut rng).await;
+            let parent = &mut logs[rng.below(n)];
             if parent.base.is_none() {
                 parent.save(&test_store.store).await;
             }
             let session = load(&test_store, parent.head.info.session_id.as_str()).await;
-            let fork_point = session.locate(&Point::Position(dice.roll(session.messages.len() + 1))).unwrap();
+            let fork_point = session.locate(&Point::Position(rng.below(session.messages.len() + 1))).unwrap();
             let parent =
                 Parent { session: parent.head.info.session_id.clone(), seq: fork_point.seq, digest: fork_point.digest };
             let mut fork =
                 Log::begin(&format!("s{n}"), SessionCreated { parent: Some(parent), ..SessionCreated::default() });
-            grow(&test_store, &mut fork, &mut dice).await;
+            grow(&test_store, &mut fork, &mut rng).await;
             logs.push(fork);
         }
         for n in 0..10 {

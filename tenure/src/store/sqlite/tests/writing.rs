@@ -382,13 +382,13 @@ async fn the_fork_with_the_latest_fork_point_inherits() {
 async fn records_of_all_sizes_and_kinds_are_read_back() {
     let test_store = TestStore::new().await;
     let mut log = Log::new("s");
-    let mut dice = Dice(3);
+    let mut rng = Rng::new(3);
     for n in 0..400 {
         match n % 8 {
-            3 => log.push(Entry::Status { to: Status::Paused, reason: Some("ä".repeat(dice.roll(99))) }),
+            3 => log.push(Entry::Status { to: Status::Paused, reason: Some("ä".repeat(rng.below(99))) }),
             5 => {
                 let run = Some(RunId::new("r").unwrap());
-                let message = Message::assistant(&"ö\"".repeat(dice.roll(999)));
+                let message = Message::assistant(&"ö\"".repeat(rng.below(999)));
                 log.push(Entry::Message(MessageEntry {
                     run,
                     replaces_instructions: n % 3 == 0,
@@ -396,7 +396,7 @@ async fn records_of_all_sizes_and_kinds_are_read_back() {
                 }))
             }
             _ if n % 100 == 0 => log.push_user_message(&"long ".repeat(20_000)),
-            _ => log.push_user_message(&"é".repeat(dice.roll(2000))),
+            _ => log.push_user_message(&"é".repeat(rng.below(2000))),
         };
     }
     let written = log.new.clone();

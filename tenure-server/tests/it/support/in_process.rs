@@ -1,4 +1,4 @@
-//! A server without a socket, called in process, and its clients.
+//! A server without a socket, called in process.
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -13,9 +13,9 @@ use tenure_server::config::Config;
 use tenure_server::router::in_process;
 use tower::ServiceExt;
 
-/// A server, and the headers that a client sends with each request.
+/// A client of a server without a socket, and the headers that it sends with each request.
 #[derive(Clone)]
-pub struct Door {
+pub struct InProcessClient {
     pub app: AppState,
     pub clock: Clock,
     router: Router,
@@ -24,28 +24,28 @@ pub struct Door {
 
 /// A response.
 #[derive(Debug)]
-pub struct Answer {
+pub struct InProcessResponse {
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub text: String,
 }
 
-impl Answer {
+impl InProcessResponse {
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.text).unwrap_or_else(|e| panic!("{e}: {}", self.text))
     }
 
     /// Asserts the status and returns the body.
     #[track_caller]
-    pub fn is(self, status: u16) -> Value {
+    pub fn expect_status(self, status: u16) -> Value {
         assert_eq!(self.status.as_u16(), status, "{}", self.text);
         self.json()
     }
 
     /// Asserts the status and the error envelope, and returns the error's code and param.
     #[track_caller]
-    pub fn wrong(self, status: u16) -> (String, String) {
-        let body = self.is(status);
+    pub fn expect_error(self, status: u16) -> (String, String) {
+        let body = self.expect_status(status);
         let error = &body["error"];
         assert!(error["message"].as_str().is_some_and(|m| !m.is_empty()), "{body}");
         assert!(error["type"].is_string(), "{body}");
@@ -58,16 +58,16 @@ impl Answer {
 }
 
 /// The time at which tests begin.
-pub fn start() -> Timestamp {
+fn start() -> Timestamp {
     "2026-01-01T00:00:00Z".parse().unwrap()
 }
 
-impl Door {
+impl InProcessClient {
     pub async fn open(store: &str) -> Self {
-        Self::set_up(store, |_| ()).await
+        Self::with_config(store, |_| ()).await
     }
 
-    pub async fn set_up(store: &str, change: impl FnOnce(&mut Config)) -> Self {
+    pub async fn with_config(store: &str, change: impl FnOnce(&mut Config)) -> Self {
         let mut config = Config { store: store.to_owned(), ..Config::default() };
         config.assistants = vec![Assistant { name: "declared".into(), ..Assistant::default() }];
         config.limits.max_body_bytes = 1 << 20;
@@ -85,9 +85,9 @@ impl Door {
 
     /// Returns a copy of this client with an additional header.
     pub fn with(&self, name: &str, value: &str) -> Self {
-        let mut door = self.clone();
-        door.headers.push((name.to_owned(), value.to_owned()));
-        door
+        let mut client = self.clone();
+        client.headers.push((name.to_owned(), value.to_owned()));
+        client
     }
 
     /// Returns a copy of this client with a new key.
@@ -98,12 +98,18 @@ impl Door {
         self.with("authorization", &format!("Bearer {secret}"))
     }
 
-    pub fn later(&self, seconds: i64) {
+    pub fn advance(&self, seconds: i64) {
         self.clock.advance(jiff::SignedDuration::from_secs(seconds));
     }
 
     /// Sends a request with an arbitrary body.
-    pub async fn send(&self, method: &str, path: &str, kind: Option<&str>, body: impl Into<Bytes>) -> Answer {
+    pub async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        kind: Option<&str>,
+        body: impl Into<Bytes>,
+    ) -> InProcessResponse {
         let mut request = Request::builder().method(method).uri(path).header("host", "localhost");
         if let Some(kind) = kind {
             request = request.header("content-type", kind);
@@ -116,38 +122,38 @@ impl Door {
         let (parts, body) = response.into_parts();
         let bytes = body.collect().await.unwrap().to_bytes();
         let text = String::from_utf8(bytes.into()).unwrap();
-        Answer { status: parts.status, headers: parts.headers, text }
+        InProcessResponse { status: parts.status, headers: parts.headers, text }
     }
 
-    pub async fn get(&self, path: &str) -> Answer {
+    pub async fn get(&self, path: &str) -> InProcessResponse {
         self.send("GET", path, None, "").await
     }
 
-    pub async fn delete(&self, path: &str) -> Answer {
+    pub async fn delete(&self, path: &str) -> InProcessResponse {
         self.send("DELETE", path, None, "").await
     }
 
-    pub async fn post(&self, path: &str, body: impl ToString) -> Answer {
+    pub async fn post(&self, path: &str, body: impl ToString) -> InProcessResponse {
         self.send("POST", path, Some("application/json"), body.to_string()).await
     }
 
-    pub async fn put(&self, path: &str, body: impl ToString) -> Answer {
+    pub async fn put(&self, path: &str, body: impl ToString) -> InProcessResponse {
         self.send("PUT", path, Some("application/json"), body.to_string()).await
     }
 
-    pub async fn patch(&self, path: &str, body: impl ToString) -> Answer {
+    pub async fn patch(&self, path: &str, body: impl ToString) -> InProcessResponse {
         self.send("PATCH", path, Some("application/json"), body.to_string()).await
     }
 
     /// Appends messages and asserts success.
-    pub async fn say(&self, id: &str, messages: Value) -> Value {
+    pub async fn append_messages(&self, id: &str, messages: Value) -> Value {
         let answer = self.post(&format!("/sessions/{id}/messages"), serde_json::json!({"messages": messages})).await;
-        answer.is(201)
+        answer.expect_status(201)
     }
 }
 
 /// The values of a field in a list's data.
-pub fn each(list: &Value, field: &str) -> Vec<String> {
+pub fn each_field(list: &Value, field: &str) -> Vec<String> {
     let text = |v: &Value| v.as_str().map_or_else(|| v.to_string(), str::to_owned);
     list["data"].as_array().unwrap().iter().map(|d| text(&d[field])).collect()
 }

@@ -1,6 +1,6 @@
-//! The real binary in its own directory, and small servers for it to talk to.
+//! The real binary, in a directory of its own.
 
-use axum::Router;
+use super::client::{Client, chat_request, http_client, send};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
@@ -16,8 +16,10 @@ pub fn binary() -> String {
 }
 
 /// The running binary. Dropping it kills the process.
-pub struct Running {
+pub struct ServerProcess {
     child: Child,
+    /// A client of its address.
+    pub client: Client,
     /// `http://127.0.0.1:PORT`
     pub url: String,
     pub address: SocketAddr,
@@ -45,7 +47,7 @@ fn program_through(starter: Option<&Path>, dir: &Path, yaml: &str) -> Command {
     command
 }
 
-impl Running {
+impl ServerProcess {
     /// Starts it with this configuration; `listen` and `store` get test defaults unless set.
     pub fn start(dir: &Path, yaml: &str) -> Self {
         Self::start_with(dir, yaml, &[])
@@ -58,7 +60,7 @@ impl Running {
     /// Starts it through a launcher, which must `exec` it.
     pub fn start_through(starter: Option<&Path>, dir: &Path, yaml: &str, env: &[(&str, &str)]) -> Self {
         let mut yaml = yaml.to_owned();
-        if !yaml.contains("listen:") {
+        if !yaml.contains("listen") {
             yaml.push_str("\nlisten: 127.0.0.1:0\n");
         }
         let mut command = program_through(starter, dir, &yaml);
@@ -83,16 +85,29 @@ impl Running {
         // Its further output must be drained, or it would block.
         std::thread::spawn(move || drop(out.read_to_end(&mut Vec::new())));
         let address = url.strip_prefix("http://").unwrap().parse().unwrap();
-        Self { child, url, address, errors, reader: Some(reader) }
+        Self { child, client: Client::new(&url), url, address, errors, reader: Some(reader) }
+    }
+
+    /// Starts it on a store, in front of a model server, with additional configuration and without a log.
+    pub fn with_model(dir: &Path, store: &str, base_url: &str, more: Value) -> Self {
+        let mut config = json!({
+            "listen": "127.0.0.1:0", "store": store,
+            "models": [{"name": "default", "base_url": base_url, "retries": 0}],
+            "telemetry": {"log": "off"},
+        });
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        // JSON is YAML.
+        Self::start(dir, &config.to_string())
     }
 
     /// Asserts that the start fails, and returns the output.
-    pub fn refuses(dir: &Path, yaml: &str) -> String {
+    pub fn start_failure(dir: &Path, yaml: &str) -> String {
         let output = program(dir, yaml).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         String::from_utf8(output.stderr).unwrap()
     }
 
+    /// Sends a signal, for example `TERM`, or `STOP` and `CONT` to freeze it and let it continue.
     pub fn signal(&self, name: &str) {
         let done = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status().unwrap();
         assert!(done.success());
@@ -119,7 +134,7 @@ impl Running {
     }
 
     /// Waits until it exits.
-    pub fn ended(&mut self, within: Duration) -> ExitStatus {
+    pub fn wait_for_exit(&mut self, within: Duration) -> ExitStatus {
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -133,13 +148,14 @@ impl Running {
     /// Stops it as an operator does. Returns its log.
     pub fn stop(mut self) -> String {
         self.signal("TERM");
-        assert!(self.ended(Duration::from_secs(40)).success());
+        assert!(self.wait_for_exit(Duration::from_secs(40)).success());
         self.reader.take().unwrap().join().unwrap();
         std::mem::take(&mut *self.errors.lock().unwrap())
     }
 
-    pub fn kill(mut self) {
-        self.child.kill().unwrap();
+    /// Kills it with `kill -9`.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
         self.child.wait().unwrap();
     }
 
@@ -149,81 +165,21 @@ impl Running {
     }
 
     pub fn request(&self, method: &str, path: &str) -> reqwest::RequestBuilder {
-        client().request(method.parse().unwrap(), format!("{}{path}", self.url))
+        http_client().request(method.parse().unwrap(), format!("{}{path}", self.url))
     }
 
     pub async fn get(&self, path: &str) -> (u16, Value) {
-        answer(self.request("GET", path)).await
+        send(self.request("GET", path)).await
     }
 
     /// Sends one turn of a conversation.
     pub async fn chat(&self, session: &str, text: &str) -> (u16, Value) {
-        answer(self.request("POST", "/v1/chat/completions").json(&said(session, text))).await
+        send(self.request("POST", "/v1/chat/completions").json(&chat_request(session, text))).await
     }
 }
 
-impl Drop for Running {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-pub fn said(session: &str, text: &str) -> Value {
-    json!({"session_id": session, "messages": [{"role": "user", "content": text}]})
-}
-
-pub fn client() -> reqwest::Client {
-    tenure_server::http_client::client().no_proxy().timeout(Duration::from_secs(60)).build().unwrap()
-}
-
-/// Sends a request. Returns the status, and the body as JSON (or as a JSON string).
-pub async fn answer(request: reqwest::RequestBuilder) -> (u16, Value) {
-    let response = request.send().await.unwrap();
-    let status = response.status().as_u16();
-    let text = response.text().await.unwrap();
-    (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
-}
-
-/// Asserts all parts of an API error.
-#[track_caller]
-pub fn assert_error(answer: &(u16, Value), status: u16, code: &str, param: Option<&str>) {
-    let error = &answer.1["error"];
-    assert_eq!((answer.0, error["code"].as_str(), error["param"].as_str()), (status, Some(code), param), "{answer:?}");
-    assert!(!error["message"].as_str().unwrap().is_empty() && error["type"].is_string(), "{answer:?}");
-}
-
-/// Serves routes on its own port, for as long as the test runs.
-pub async fn serve(router: Router) -> String {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-    format!("http://{address}")
-}
-
-/// A model server that streams `words` words with a pause before each.
-pub async fn slow_model(words: usize, pause: Duration) -> String {
-    use futures_util::{StreamExt, stream};
-    let route = axum::routing::post(move || async move {
-        let chunk = |delta: Value, finish: Value| {
-            format!("data: {}\n\n", json!({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}))
-        };
-        let said = (0..words).map(move |i| chunk(json!({"content": format!("word{i} ")}), Value::Null));
-        let all = said.chain([chunk(json!({}), json!("stop")), "data: [DONE]\n\n".to_owned()]);
-        let slowly = stream::iter(all).then(move |text| async move {
-            tokio::time::sleep(pause).await;
-            Ok::<_, std::convert::Infallible>(text)
-        });
-        ([("content-type", "text/event-stream")], axum::body::Body::from_stream(slowly))
-    });
-    serve(Router::new().route("/v1/chat/completions", route)).await
-}
-
-/// Polls until a condition holds.
-pub async fn until(what: &str, within: Duration, mut holds: impl AsyncFnMut() -> bool) {
-    let start = Instant::now();
-    while !holds().await {
-        assert!(start.elapsed() < within, "not within {within:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        self.kill();
     }
 }
