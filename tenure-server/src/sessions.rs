@@ -66,10 +66,8 @@ pub async fn delete(
         }
     };
     let deleted = app.transcripts.delete_session_and_transcript(&app.tenure, principal, id, delete).await?;
-    if deleted {
-        if let Some(head) = head {
-            commit_workspace(app, &head).await;
-        }
+    if let Some(head) = head.filter(|_| deleted) {
+        commit_workspace(app, &head).await;
     }
     Ok(deleted)
 }

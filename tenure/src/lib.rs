@@ -27,13 +27,17 @@
 //!
 //! Where to look:
 //!
-//! * **types**: [`Message`], [`Entry`] and [`Record`], [`Head`], [`Principal`], [`Policy`], [`Error`];
-//! * **rules**, pure functions: [`Session::fold`] computes a session from its log, [`reconcile()`] merges a client's request with it,
-//!   [`history()`] is what a model is sent;
-//! * **the store contract**: [`store::Store`], with four implementations and one test suite (feature `conformance`);
-//! * **operations**: the methods of [`Tenure`]. Each loads, asks a rule, and commits;
-//! * **[`import`]**: sessions of other programs, as an [`Export`];
-//! * **`testing`** (feature `testing`): a scripted model, counting tools, a failing store, temporary stores, for tests.
+//! * the handles [`UserHandle`] and [`SessionHandle`]: first contact, as above;
+//! * [`session`]: creating, appending, checkpoints, forks, search, export;
+//! * [`run`]: executing turns with your own [`Model`] and [`Tools`], resuming them after a crash;
+//! * [`review`]: human decisions about tool calls; [`memory`]: long-term memory and recall;
+//! * [`policy`]: limits, time to live, assistants; [`maintenance`]: expiry, erasure, repair;
+//! * [`store`]: the four stores, and how to write another one; [`import`]: sessions of other programs;
+//! * [`log`] and [`rules`]: the entries of a log and the pure functions over them;
+//! * `testing` (feature `testing`): a scripted model, counting tools, a failing store, for tests.
+//!
+//! Handles fix the principal and the session of a call. The methods of [`Tenure`] are the same operations with
+//! both as parameters, for servers that act on behalf of many users.
 
 mod clock;
 #[cfg(feature = "conformance")]

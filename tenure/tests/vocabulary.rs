@@ -113,10 +113,6 @@ const SERIALIZED: &[(&str, &str)] = &[
 /// more are reported.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("tenure/migrations/", "when", "a keyword of SQL"),
-    ("tenure/migrations/postgres/0001_init.sql", "card,cards,shelf,talk,cut,cut off", "a migration is never edited"),
-    ("tenure/migrations/postgres/0002_match.sql", "talk", "a migration is never edited"),
-    ("tenure/migrations/sqlite/0001_init.sql", "card,shelf,shelves,place,cut,cut off", "a migration is never edited"),
-    ("tenure/src/store/jsonl", "shelf,shelves", "the format on disk"),
     ("scripts/record-demo.py", "card", "a payment card"),
     ("tenure-server/tests/clients/cases.py", "which", "a function of Python's shutil"),
 ];

@@ -5,7 +5,7 @@ use crate::app::{App, AppState};
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
 use crate::http::extract::{JsonBytes, PathParams, parse, parse_object};
-use crate::http::view::{Asking, Ending, Finding, Making};
+use crate::http::view::{CreateErrors, ListErrors, LookupErrors, UpdateErrors};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -124,7 +124,7 @@ fn refuse_declared(app: &App, name: &str) -> ApiResult<()> {
 /// List assistants
 #[utoipa::path(
     get, path = "/assistants", tag = "assistants", operation_id = "list_assistants",
-    responses((status = 200, description = "All assistants", body = AssistantList), Asking)
+    responses((status = 200, description = "All assistants", body = AssistantList), ListErrors)
 )]
 pub async fn list(State(app): State<AppState>, caller: Caller) -> ApiResult<Json<AssistantList>> {
     let all = app.tenure.assistants(&caller.authorize_read()?).await?;
@@ -138,7 +138,7 @@ pub async fn list(State(app): State<AppState>, caller: Caller) -> ApiResult<Json
 #[utoipa::path(
     post, path = "/assistants", tag = "assistants", operation_id = "create_assistant",
     request_body(content = AssistantBody),
-    responses((status = 201, description = "Created", body = AssistantView), Making)
+    responses((status = 201, description = "Created", body = AssistantView), CreateErrors)
 )]
 pub async fn create(
     State(app): State<AppState>,
@@ -159,7 +159,7 @@ pub async fn create(
 #[utoipa::path(
     get, path = "/assistants/{name}", tag = "assistants", operation_id = "get_assistant",
     params(("name" = String, Path, description = "The assistant")),
-    responses((status = 200, description = "The assistant", body = AssistantView), Finding)
+    responses((status = 200, description = "The assistant", body = AssistantView), LookupErrors)
 )]
 pub async fn get(State(app): State<AppState>, caller: Caller, path: PathParams) -> ApiResult<Json<AssistantView>> {
     let principal = caller.authorize_read()?;
@@ -180,7 +180,7 @@ pub async fn get(State(app): State<AppState>, caller: Caller, path: PathParams) 
     responses(
         (status = 200, description = "The assistant was replaced", body = AssistantView),
         (status = 201, description = "The assistant was created", body = AssistantView),
-        Making,
+        CreateErrors,
     )
 )]
 pub async fn put(
@@ -214,7 +214,7 @@ pub async fn put(
 #[utoipa::path(
     delete, path = "/assistants/{name}", tag = "assistants", operation_id = "delete_assistant",
     params(("name" = String, Path, description = "The assistant")),
-    responses((status = 200, description = "The assistant was deleted", body = AssistantDeleted), Ending)
+    responses((status = 200, description = "The assistant was deleted", body = AssistantDeleted), UpdateErrors)
 )]
 pub async fn delete(
     State(app): State<AppState>,

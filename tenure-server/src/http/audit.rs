@@ -5,7 +5,7 @@ use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
 use crate::http::extract::SessionPath;
 use crate::http::query::StrictQuery;
-use crate::http::view::{Asking, Finding};
+use crate::http::view::{ListErrors, LookupErrors};
 use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
@@ -102,7 +102,7 @@ pub struct BrokenView {
 #[utoipa::path(
     get, path = "/sessions/{id}/audit", tag = "audit", operation_id = "audit_session",
     params(("id" = String, Path, description = "The session")),
-    responses((status = 200, description = "The audit trail", body = AuditView), Finding)
+    responses((status = 200, description = "The audit trail", body = AuditView), LookupErrors)
 )]
 pub async fn session(
     State(app): State<AppState>,
@@ -141,7 +141,7 @@ const COLUMNS: &str =
     ),
     responses(
         (status = 200, description = "The decisions", content((AuditedView = "application/jsonl"), (String = "text/csv"))),
-        Asking,
+        ListErrors,
     )
 )]
 pub async fn export(State(app): State<AppState>, caller: Caller, mut params: StrictQuery) -> ApiResult<Response> {

@@ -1,4 +1,4 @@
-//! Reading of request bodies, within the size limit, the read timeout and the caller's memory budget.
+//! ReadErrors of request bodies, within the size limit, the read timeout and the caller's memory budget.
 
 use crate::app::AppState;
 use crate::auth::Caller;

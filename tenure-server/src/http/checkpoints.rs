@@ -5,7 +5,7 @@ use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
 use crate::http::extract::{IfMatch, JsonBody, PathParams, SessionPath};
 use crate::http::view::{
-    self, CheckpointList, CheckpointView, CheckpointWhole, PlaceBody, Reading, SessionView, Writing,
+    self, CheckpointList, CheckpointView, CheckpointWhole, PlaceBody, ReadErrors, SessionView, WriteErrors,
 };
 use crate::sessions::{self, RewindRequest, SessionError};
 use axum::Json;
@@ -100,7 +100,7 @@ fn parse_point(body: PlaceBody) -> ApiResult<Option<Point>> {
 #[utoipa::path(
     get, path = "/sessions/{id}/checkpoints", tag = "checkpoints", operation_id = "list_checkpoints",
     params(("id" = String, Path, description = "The session")),
-    responses((status = 200, description = "All checkpoints of the session", body = CheckpointList), Reading)
+    responses((status = 200, description = "All checkpoints of the session", body = CheckpointList), ReadErrors)
 )]
 pub async fn list(
     State(app): State<AppState>,
@@ -121,7 +121,7 @@ pub async fn list(
         ("If-Match" = Option<String>, Header, description = "The `ETag` that the session must have (optimistic concurrency)"),
     ),
     request_body(content = NewCheckpoint),
-    responses((status = 201, description = "The checkpoint was created", body = CheckpointView), Writing)
+    responses((status = 201, description = "The checkpoint was created", body = CheckpointView), WriteErrors)
 )]
 pub async fn create(
     State(app): State<AppState>,
@@ -149,7 +149,7 @@ pub async fn create(
         ("id" = String, Path, description = "The session"),
         ("place" = String, Path, description = "Its label, or its position if it is a number; if several match, the newest"),
     ),
-    responses((status = 200, description = "The checkpoint", body = CheckpointWhole), Reading)
+    responses((status = 200, description = "The checkpoint", body = CheckpointWhole), ReadErrors)
 )]
 pub async fn get(
     State(app): State<AppState>,
@@ -187,7 +187,7 @@ pub async fn get(
         ("If-Match" = Option<String>, Header, description = "The `ETag` that the session must have (optimistic concurrency)"),
     ),
     request_body(content = RewindBody),
-    responses((status = 200, description = "The session was rewound", body = RewindView), Writing)
+    responses((status = 200, description = "The session was rewound", body = RewindView), WriteErrors)
 )]
 pub async fn rewind(
     State(app): State<AppState>,
@@ -222,7 +222,7 @@ pub async fn rewind(
         ("If-Match" = Option<String>, Header, description = "The `ETag` that the session must have (optimistic concurrency)"),
     ),
     request_body(content = ForkBody),
-    responses((status = 201, description = "The new session", body = SessionView), Writing)
+    responses((status = 201, description = "The new session", body = SessionView), WriteErrors)
 )]
 pub async fn fork(
     State(app): State<AppState>,

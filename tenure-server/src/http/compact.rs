@@ -1,7 +1,7 @@
 //! `/sessions/{id}/compact` and `uncompact`: replaces the oldest turns by a summary in the prompt, or undoes
 //! that. The messages stay in the log (D-066).
 
-use super::view::{self, SessionView, SummaryView, Writing};
+use super::view::{self, SessionView, SummaryView, WriteErrors};
 use crate::app::AppState;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult, ErrorBody};
@@ -54,7 +54,7 @@ pub struct CompactView {
         (status = 429, description = "Too many requests are queued for the session", body = ErrorBody),
         (status = 502, description = "The model server is unreachable or returned an invalid response", body = ErrorBody),
         (status = 504, description = "The model server timed out", body = ErrorBody),
-        Writing
+        WriteErrors
     )
 )]
 pub async fn compact(
@@ -102,7 +102,7 @@ async fn summary_model(
         ("id" = String, Path, description = "The session"),
         ("If-Match" = Option<String>, Header, description = "The `ETag` that the session must have (optimistic concurrency)"),
     ),
-    responses((status = 200, description = "The session", body = SessionView), Writing)
+    responses((status = 200, description = "The session", body = SessionView), WriteErrors)
 )]
 pub async fn uncompact(
     State(app): State<AppState>,

@@ -7,7 +7,7 @@ use crate::config::KeyLimits;
 use crate::error::{ApiError, ApiResult};
 use crate::http::extract::{JsonBody, PathParams};
 use crate::http::query::StrictQuery;
-use crate::http::view::{Asking, Finding, Making};
+use crate::http::view::{CreateErrors, ListErrors, LookupErrors};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -141,7 +141,7 @@ async fn find(app: &AppState, caller: &Caller, path: &PathParams) -> ApiResult<A
 /// Without their secrets. Needs the right `admin`; a key that is bound to a user lists that user's keys.
 #[utoipa::path(
     get, path = "/keys", tag = "keys", operation_id = "list_keys",
-    responses((status = 200, description = "All keys, oldest first", body = KeyList), Asking)
+    responses((status = 200, description = "All keys, oldest first", body = KeyList), ListErrors)
 )]
 pub async fn list(State(app): State<AppState>, caller: Caller, mut params: StrictQuery) -> ApiResult<Json<KeyList>> {
     let principal = caller.authorize_admin()?;
@@ -162,7 +162,7 @@ pub async fn list(State(app): State<AppState>, caller: Caller, mut params: Stric
 #[utoipa::path(
     post, path = "/keys", tag = "keys", operation_id = "create_key",
     request_body(content = KeyInput),
-    responses((status = 201, description = "The key, with its secret", body = KeyView), Making)
+    responses((status = 201, description = "The key, with its secret", body = KeyView), CreateErrors)
 )]
 pub async fn create(
     State(app): State<AppState>,
@@ -198,7 +198,7 @@ pub async fn create(
 #[utoipa::path(
     delete, path = "/keys/{id}", tag = "keys", operation_id = "revoke_key",
     params(("id" = String, Path, description = "The key's id")),
-    responses((status = 200, description = "The key was revoked", body = KeyRevoked), Finding)
+    responses((status = 200, description = "The key was revoked", body = KeyRevoked), LookupErrors)
 )]
 pub async fn revoke(State(app): State<AppState>, caller: Caller, path: PathParams) -> ApiResult<Json<KeyRevoked>> {
     let key = find(&app, &caller, &path).await?;
@@ -214,7 +214,7 @@ pub async fn revoke(State(app): State<AppState>, caller: Caller, path: PathParam
     post, path = "/keys/{id}/rotate", tag = "keys", operation_id = "rotate_key",
     params(("id" = String, Path, description = "The key's id")),
     request_body(content = Rotation),
-    responses((status = 201, description = "The new key, with its secret", body = KeyView), Making)
+    responses((status = 201, description = "The new key, with its secret", body = KeyView), CreateErrors)
 )]
 pub async fn rotate(
     State(app): State<AppState>,

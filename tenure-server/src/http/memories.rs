@@ -6,7 +6,7 @@ use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
 use crate::http::extract::{JsonBody, PathParams};
 use crate::http::query::StrictQuery;
-use crate::http::view::{Asking, Finding, Making, Reading, Writing};
+use crate::http::view::{CreateErrors, ListErrors, LookupErrors, ReadErrors, WriteErrors};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -152,7 +152,7 @@ fn target_from_query(params: &mut StrictQuery) -> ApiResult<MemoryTarget> {
 #[utoipa::path(
     post, path = "/memories", tag = "memories", operation_id = "create_memory",
     request_body(content = NewMemory),
-    responses((status = 201, description = "The memory was stored", body = MemoryView), Writing)
+    responses((status = 201, description = "The memory was stored", body = MemoryView), WriteErrors)
 )]
 pub async fn create(
     State(app): State<AppState>,
@@ -177,7 +177,7 @@ pub async fn create(
         ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "Page size; default 20"),
         ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page"),
     ),
-    responses((status = 200, description = "A page", body = MemoryList), Reading)
+    responses((status = 200, description = "A page", body = MemoryList), ReadErrors)
 )]
 pub async fn list(State(app): State<AppState>, caller: Caller, mut params: StrictQuery) -> ApiResult<Json<MemoryList>> {
     let principal = caller.authorize_read()?;
@@ -204,7 +204,7 @@ pub async fn list(State(app): State<AppState>, caller: Caller, mut params: Stric
         ("assistant_id" = Option<String>, Query, description = "The memories of this assistant; without session and assistant, the user's own"),
         ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "Page size; default 20"),
     ),
-    responses((status = 200, description = "The memories, best first", body = RecallView), Reading)
+    responses((status = 200, description = "The memories, best first", body = RecallView), ReadErrors)
 )]
 pub async fn search(
     State(app): State<AppState>,
@@ -232,7 +232,7 @@ pub async fn search(
         ("session_id" = Option<String>, Query, description = "Among the memories of this session"),
         ("assistant_id" = Option<String>, Query, description = "Among the memories of this assistant; without session and assistant, the user's own"),
     ),
-    responses((status = 200, description = "The memory", body = MemoryView), Reading)
+    responses((status = 200, description = "The memory", body = MemoryView), ReadErrors)
 )]
 pub async fn get(
     State(app): State<AppState>,
@@ -258,7 +258,7 @@ pub async fn get(
         ("session_id" = Option<String>, Query, description = "Among the memories of this session"),
         ("assistant_id" = Option<String>, Query, description = "Among the memories of this assistant; without session and assistant, the user's own"),
     ),
-    responses((status = 200, description = "The memory was deleted", body = MemoryForgotten), Writing)
+    responses((status = 200, description = "The memory was deleted", body = MemoryForgotten), WriteErrors)
 )]
 pub async fn delete(
     State(app): State<AppState>,
@@ -287,7 +287,7 @@ fn not_found(id: &str) -> ApiError {
 #[utoipa::path(
     post, path = "/dreams", tag = "memories", operation_id = "create_dream",
     request_body(content = NewDream),
-    responses((status = 200, description = "The promoted memories, with the reasons", body = DreamView), Making)
+    responses((status = 200, description = "The promoted memories, with the reasons", body = DreamView), CreateErrors)
 )]
 pub async fn dream(
     State(app): State<AppState>,
@@ -304,7 +304,7 @@ pub async fn dream(
 /// Only those that promoted a memory. Needs the right `admin`.
 #[utoipa::path(
     get, path = "/dreams", tag = "memories", operation_id = "list_dreams",
-    responses((status = 200, description = "The dreams, newest first", body = DreamList), Asking)
+    responses((status = 200, description = "The dreams, newest first", body = DreamList), ListErrors)
 )]
 pub async fn dreams(State(app): State<AppState>, caller: Caller) -> ApiResult<Json<DreamList>> {
     let principal: Principal = caller.authorize_tenant_admin()?;
@@ -319,7 +319,7 @@ pub async fn dreams(State(app): State<AppState>, caller: Caller) -> ApiResult<Js
 #[utoipa::path(
     delete, path = "/dreams/{id}", tag = "memories", operation_id = "undo_dream",
     params(("id" = String, Path, description = "The dream")),
-    responses((status = 200, description = "The dream was undone", body = DreamUndone), Finding)
+    responses((status = 200, description = "The dream was undone", body = DreamUndone), LookupErrors)
 )]
 pub async fn undo(State(app): State<AppState>, caller: Caller, path: PathParams) -> ApiResult<Json<DreamUndone>> {
     let principal = caller.authorize_tenant_admin()?;

@@ -5,7 +5,7 @@ use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult, ErrorBody};
 use crate::http::extract::{IfMatch, JsonBytes, SessionPath, idempotency_key, must_be_object, parse};
 use crate::http::query::StrictQuery;
-use crate::http::view::{self, DiscardedList, MessageList, Reading, Writing};
+use crate::http::view::{self, DiscardedList, MessageList, ReadErrors, WriteErrors};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
@@ -26,7 +26,7 @@ use utoipa::ToSchema;
         ("cursor" = Option<u32>, Query, description = "Alias of `after`"),
         ("last" = Option<u32>, Query, minimum = 1, maximum = 100, description = "The number of most recent messages; instead of `limit` and `after`"),
     ),
-    responses((status = 200, description = "A page", body = MessageList), Reading)
+    responses((status = 200, description = "A page", body = MessageList), ReadErrors)
 )]
 pub async fn list(
     State(app): State<AppState>,
@@ -103,7 +103,7 @@ pub struct AppendedView {
     request_body(content = NewMessages<'static>),
     responses(
         (status = 201, description = "The messages are durable", body = AppendedView),
-        Writing,
+        WriteErrors,
         (status = 422, description = "The idempotency key was used with different messages", body = ErrorBody),
     )
 )]
@@ -148,7 +148,7 @@ fn parse_messages(bytes: &[u8]) -> ApiResult<Vec<Message>> {
 #[utoipa::path(
     get, path = "/sessions/{id}/discarded", tag = "messages", operation_id = "list_discarded",
     params(("id" = String, Path, description = "The session")),
-    responses((status = 200, description = "The discarded messages, by rewind", body = DiscardedList), Reading)
+    responses((status = 200, description = "The discarded messages, by rewind", body = DiscardedList), ReadErrors)
 )]
 pub async fn discarded(
     State(app): State<AppState>,

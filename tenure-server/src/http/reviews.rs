@@ -4,7 +4,7 @@ use crate::app::AppState;
 use crate::auth::{Caller, LocalAccess};
 use crate::error::{ApiError, ApiResult};
 use crate::http::extract::{JsonBody, PathParams, QueryParams};
-use crate::http::view::{Asking, Finding, Writing};
+use crate::http::view::{ListErrors, LookupErrors, WriteErrors};
 use crate::jobs::runs;
 use axum::extract::State;
 use axum::{Extension, Json};
@@ -169,7 +169,7 @@ fn review_id(path: &PathParams) -> ApiResult<ReviewId> {
 /// List reviews
 #[utoipa::path(
     get, path = "/reviews", tag = "reviews", operation_id = "list_reviews", params(ReviewQuery),
-    responses((status = 200, description = "Reviews of the tenant's sessions", body = ReviewList), Asking)
+    responses((status = 200, description = "Reviews of the tenant's sessions", body = ReviewList), ListErrors)
 )]
 pub async fn list(
     State(app): State<AppState>,
@@ -197,7 +197,7 @@ pub async fn list(
 #[utoipa::path(
     get, path = "/reviews/{review}", tag = "reviews", operation_id = "get_review",
     params(("review" = String, Path, description = "The review")),
-    responses((status = 200, description = "The review", body = ReviewView), Finding)
+    responses((status = 200, description = "The review", body = ReviewView), LookupErrors)
 )]
 pub async fn get(State(app): State<AppState>, caller: Caller, path: PathParams) -> ApiResult<Json<ReviewView>> {
     let (head, review) = app.tenure.review(&caller.authorize_review()?, &review_id(&path)?).await?;
@@ -210,7 +210,7 @@ pub async fn get(State(app): State<AppState>, caller: Caller, path: PathParams) 
 #[utoipa::path(
     post, path = "/reviews/{review}/claim", tag = "reviews", operation_id = "claim_review",
     params(("review" = String, Path, description = "The review")), request_body(content = ClaimBody),
-    responses((status = 200, description = "The review is claimed", body = ReviewView), Writing)
+    responses((status = 200, description = "The review is claimed", body = ReviewView), WriteErrors)
 )]
 pub async fn claim(
     State(app): State<AppState>,
@@ -232,7 +232,7 @@ pub async fn claim(
 #[utoipa::path(
     post, path = "/reviews/{review}/release", tag = "reviews", operation_id = "release_review",
     params(("review" = String, Path, description = "The review")), request_body(content = ClaimBody),
-    responses((status = 200, description = "The review can be claimed again", body = ReviewView), Writing)
+    responses((status = 200, description = "The review can be claimed again", body = ReviewView), WriteErrors)
 )]
 pub async fn release(
     State(app): State<AppState>,
@@ -253,7 +253,7 @@ pub async fn release(
 #[utoipa::path(
     post, path = "/reviews/{review}/decision", tag = "reviews", operation_id = "decide_review",
     params(("review" = String, Path, description = "The review")), request_body(content = DecisionBody),
-    responses((status = 200, description = "The review was decided", body = ReviewView), Writing)
+    responses((status = 200, description = "The review was decided", body = ReviewView), WriteErrors)
 )]
 pub async fn decide(
     State(app): State<AppState>,

@@ -10,7 +10,7 @@ use crate::error::{ApiError, ApiResult, ErrorBody};
 use crate::headers::{header_hint, header_text};
 use crate::http::errors::unknown_model;
 use crate::http::extract::{JsonBody, PathParams, QueryParams, SessionPath, idempotency_key};
-use crate::http::view::{self, Reading, RunView};
+use crate::http::view::{self, ReadErrors, RunView};
 use crate::jobs;
 use crate::sessions;
 use axum::Json;
@@ -312,7 +312,7 @@ fn run_id(path: &PathParams) -> ApiResult<RunId> {
 #[utoipa::path(
     get, path = "/sessions/{id}/runs", tag = "runs", operation_id = "list_runs",
     params(("id" = String, Path, description = "The session")),
-    responses((status = 200, description = "All of them, oldest first", body = RunList), Reading)
+    responses((status = 200, description = "All of them, oldest first", body = RunList), ReadErrors)
 )]
 pub async fn list(
     State(app): State<AppState>,
@@ -329,7 +329,7 @@ pub async fn list(
 #[utoipa::path(
     get, path = "/sessions/{id}/runs/{run}", tag = "runs", operation_id = "get_run",
     params(("id" = String, Path, description = "The session"), ("run" = String, Path, description = "The run")),
-    responses((status = 200, description = "The run's status and last answer", body = RunWhole), Reading)
+    responses((status = 200, description = "The run's status and last answer", body = RunWhole), ReadErrors)
 )]
 pub async fn get(
     State(app): State<AppState>,
@@ -351,7 +351,7 @@ pub async fn get(
         ("id" = String, Path, description = "The session"), ("run" = String, Path, description = "The run"), EventCursor,
         ("Last-Event-ID" = Option<String>, Header, description = "The id of the last event received"),
     ),
-    responses((status = 200, description = "The events", content((EventList = "application/json"), (String = "text/event-stream"))), Reading)
+    responses((status = 200, description = "The events", content((EventList = "application/json"), (String = "text/event-stream"))), ReadErrors)
 )]
 pub async fn follow(
     State(app): State<AppState>,
@@ -384,7 +384,7 @@ pub async fn follow(
 #[utoipa::path(
     post, path = "/sessions/{id}/runs/{run}/cancel", tag = "runs", operation_id = "cancel_run",
     params(("id" = String, Path, description = "The session"), ("run" = String, Path, description = "The run")),
-    responses((status = 200, description = "The run was cancelled, or had already ended", body = RunWhole), view::Ending)
+    responses((status = 200, description = "The run was cancelled, or had already ended", body = RunWhole), view::UpdateErrors)
 )]
 pub async fn cancel(
     State(app): State<AppState>,
@@ -404,7 +404,7 @@ pub async fn cancel(
 #[utoipa::path(
     post, path = "/sessions/{id}/runs/{run}/resume", tag = "runs", operation_id = "resume_run",
     params(("id" = String, Path, description = "The session"), ("run" = String, Path, description = "The run")),
-    responses((status = 202, description = "A new run was started", body = RunWhole), view::Ending)
+    responses((status = 202, description = "A new run was started", body = RunWhole), view::UpdateErrors)
 )]
 pub async fn resume(
     State(app): State<AppState>,

@@ -3,7 +3,7 @@
 use crate::app::AppState;
 use crate::auth::Caller;
 use crate::error::ApiResult;
-use crate::http::view::Asking;
+use crate::http::view::ListErrors;
 use crate::jobs::schedules::ScheduleJob;
 use axum::Json;
 use axum::extract::State;
@@ -66,7 +66,7 @@ pub struct ScheduleList {
 /// They are declared in `tenure.yaml`.
 #[utoipa::path(
     get, path = "/schedules", tag = "runs", operation_id = "list_schedules",
-    responses((status = 200, description = "All schedules of the tenant", body = ScheduleList), Asking)
+    responses((status = 200, description = "All schedules of the tenant", body = ScheduleList), ListErrors)
 )]
 pub async fn list(State(app): State<AppState>, caller: Caller) -> ApiResult<Json<ScheduleList>> {
     let principal = caller.authorize_read()?;

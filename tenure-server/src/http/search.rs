@@ -4,7 +4,7 @@ use crate::app::AppState;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
 use crate::http::query::StrictQuery;
-use crate::http::view::Asking;
+use crate::http::view::ListErrors;
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
@@ -119,7 +119,7 @@ impl From<SearchPage> for MatchList {
         ("tag" = Option<Vec<String>>, Query, description = "In sessions with this tag; repeatable, all must match"),
         ("title" = Option<String>, Query, description = "In sessions whose title contains this text (case-insensitive)"),
     ),
-    responses((status = 200, description = "A page", body = MatchList), Asking)
+    responses((status = 200, description = "A page", body = MatchList), ListErrors)
 )]
 pub async fn find(State(app): State<AppState>, caller: Caller, mut params: StrictQuery) -> ApiResult<Json<MatchList>> {
     let principal = caller.authorize_read()?;

@@ -6,7 +6,8 @@ use crate::error::{ApiError, ApiResult};
 use crate::http::extract::{IfMatch, JsonBody, SessionPath};
 use crate::http::query::StrictQuery;
 use crate::http::view::{
-    self, Asking, CachedView, Ending, Making, Reading, SessionList, SessionView, SessionWhole, Writing,
+    self, CachedView, CreateErrors, ListErrors, ReadErrors, SessionList, SessionView, SessionWhole, UpdateErrors,
+    WriteErrors,
 };
 use crate::sessions::{self, DeletionMode};
 use axum::Json;
@@ -112,7 +113,7 @@ pub(super) async fn create_session(app: &App, principal: &Principal, body: NewSe
 #[utoipa::path(
     post, path = "/sessions", tag = "sessions", operation_id = "create_session",
     request_body(content = NewSession),
-    responses((status = 201, description = "The session was created", body = SessionView), Making)
+    responses((status = 201, description = "The session was created", body = SessionView), CreateErrors)
 )]
 pub async fn create(
     State(app): State<AppState>,
@@ -142,7 +143,7 @@ pub async fn create(
         ("tag" = Option<Vec<String>>, Query, description = "With this tag; repeatable, all must match"),
         ("title" = Option<String>, Query, description = "Title contains this text (case-insensitive)"),
     ),
-    responses((status = 200, description = "A page", body = SessionList), Asking)
+    responses((status = 200, description = "A page", body = SessionList), ListErrors)
 )]
 pub async fn list(State(app): State<AppState>, caller: Caller, params: StrictQuery) -> ApiResult<Json<SessionList>> {
     let principal = caller.authorize_read()?;
@@ -157,7 +158,7 @@ pub async fn list(State(app): State<AppState>, caller: Caller, params: StrictQue
         ("id" = String, Path, description = "The session"),
         ("include" = Option<String>, Query, description = "`cache`, `discarded`, or both with a comma"),
     ),
-    responses((status = 200, description = "The session", body = SessionWhole), Reading)
+    responses((status = 200, description = "The session", body = SessionWhole), ReadErrors)
 )]
 pub async fn get(
     State(app): State<AppState>,
@@ -206,7 +207,7 @@ pub async fn get(
         ("If-Match" = Option<String>, Header, description = "The `ETag` that the session must have (optimistic concurrency)"),
     ),
     request_body(content = SessionPatch),
-    responses((status = 200, description = "The updated session", body = SessionView), Writing)
+    responses((status = 200, description = "The updated session", body = SessionView), WriteErrors)
 )]
 pub async fn patch(
     State(app): State<AppState>,
@@ -234,7 +235,7 @@ pub async fn patch(
         ("purge" = Option<bool>, Query, description = "Purge it: it cannot be restored"),
         ("If-Match" = Option<String>, Header, description = "The `ETag` that the session must have (optimistic concurrency)"),
     ),
-    responses((status = 200, description = "The session was deleted", body = SessionDeleted), Ending)
+    responses((status = 200, description = "The session was deleted", body = SessionDeleted), UpdateErrors)
 )]
 pub async fn delete(
     State(app): State<AppState>,
@@ -262,7 +263,7 @@ pub async fn delete(
         ("id" = String, Path, description = "The session"),
         ("If-Match" = Option<String>, Header, description = "The `ETag` that the session must have (optimistic concurrency)"),
     ),
-    responses((status = 200, description = "The session, active", body = SessionView), Ending)
+    responses((status = 200, description = "The session, active", body = SessionView), UpdateErrors)
 )]
 pub async fn restore(
     State(app): State<AppState>,

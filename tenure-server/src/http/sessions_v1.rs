@@ -6,7 +6,7 @@ use crate::error::{ApiError, ApiResult};
 use crate::http::extract::{IfMatch, JsonBody, SessionPath, TextBody};
 use crate::http::query::StrictQuery;
 use crate::http::transfer::{self, LeftOutView};
-use crate::http::view::{self, Asking, Finding, SessionList, SessionView, Writing};
+use crate::http::view::{self, ListErrors, LookupErrors, SessionList, SessionView, WriteErrors};
 use crate::sessions::{self, DeletionMode};
 use axum::Json;
 use axum::extract::State;
@@ -35,7 +35,7 @@ use utoipa::ToSchema;
         ("tag" = Option<Vec<String>>, Query, description = "With this tag; repeatable, all must match"),
         ("title" = Option<String>, Query, description = "Title contains this text (case-insensitive)"),
     ),
-    responses((status = 200, description = "A page", body = SessionList), Asking)
+    responses((status = 200, description = "A page", body = SessionList), ListErrors)
 )]
 pub async fn list(State(app): State<AppState>, caller: Caller, params: StrictQuery) -> ApiResult<Json<SessionList>> {
     let principal = caller.authorize_read()?;
@@ -74,7 +74,7 @@ pub struct ExportView {
 #[utoipa::path(
     get, path = "/v1/sessions/{id}", tag = "v1", operation_id = "export_session_v1",
     params(("id" = String, Path, description = "The session")),
-    responses((status = 200, description = "The session", body = ExportView), Finding)
+    responses((status = 200, description = "The session", body = ExportView), LookupErrors)
 )]
 pub async fn get(State(app): State<AppState>, caller: Caller, SessionPath(id): SessionPath) -> ApiResult<Response> {
     let principal = caller.authorize_read()?;
@@ -108,7 +108,7 @@ pub struct ReplacedView {
         ("If-Match" = Option<String>, Header, description = "The `ETag` that the session must have (optimistic concurrency)"),
     ),
     request_body(content((Object = "application/json"), (String = "application/jsonl"))),
-    responses((status = 200, description = "The session was imported", body = ReplacedView), Writing)
+    responses((status = 200, description = "The session was imported", body = ReplacedView), WriteErrors)
 )]
 pub async fn put(
     State(app): State<AppState>,
@@ -154,7 +154,7 @@ pub struct DeletedView {
 #[utoipa::path(
     delete, path = "/v1/sessions/{id}", tag = "v1", operation_id = "delete_session_v1",
     params(("id" = String, Path, description = "The session")),
-    responses((status = 200, description = "The session is deleted, or did not exist", body = DeletedView), Asking)
+    responses((status = 200, description = "The session is deleted, or did not exist", body = DeletedView), ListErrors)
 )]
 pub async fn delete(
     State(app): State<AppState>,
@@ -187,7 +187,7 @@ pub struct ForkTurns {
     post, path = "/v1/sessions/{id}/fork", tag = "v1", operation_id = "fork_session_v1",
     params(("id" = String, Path, description = "The session")),
     request_body(content = ForkTurns),
-    responses((status = 201, description = "The new session", body = SessionView), Writing)
+    responses((status = 201, description = "The new session", body = SessionView), WriteErrors)
 )]
 pub async fn fork(
     State(app): State<AppState>,

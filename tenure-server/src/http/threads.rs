@@ -5,7 +5,7 @@ use crate::auth::Caller;
 use crate::error::ApiResult;
 use crate::http::extract::{JsonBody, PathParams};
 use crate::http::sessions::{NewSession, create_session};
-use crate::http::view::{self, Making, SessionView};
+use crate::http::view::{self, CreateErrors, SessionView};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -52,7 +52,7 @@ pub struct ThreadBody {
     responses(
         (status = 200, description = "The thread's live session", body = SessionView),
         (status = 201, description = "A new session was created", body = SessionView),
-        Making,
+        CreateErrors,
     )
 )]
 pub async fn session(

@@ -5,7 +5,7 @@ use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
 use crate::http::extract::{SessionPath, TextBody};
 use crate::http::query::StrictQuery;
-use crate::http::view::{self, Making, Reading, SessionView};
+use crate::http::view::{self, CreateErrors, ReadErrors, SessionView};
 use crate::sessions;
 use axum::Json;
 use axum::extract::State;
@@ -34,7 +34,7 @@ use utoipa::ToSchema;
     ),
     responses(
         (status = 200, description = "The session", content((Object = "application/json"), (String = "application/jsonl"))),
-        Reading,
+        ReadErrors,
     )
 )]
 pub async fn export(
@@ -159,7 +159,7 @@ pub(super) fn skipped_parts(id: &SessionId, imported: &ImportedSession) -> Vec<L
         ("format" = Option<String>, Query, description = "`tenure`, `openai`, `mistralrs`, `claude-code` or `responses`"),
     ),
     request_body(content((Object = "application/json"), (String = "application/jsonl"))),
-    responses((status = 201, description = "The sessions were imported", body = ImportedView), Making)
+    responses((status = 201, description = "The sessions were imported", body = ImportedView), CreateErrors)
 )]
 pub async fn import(
     State(app): State<AppState>,

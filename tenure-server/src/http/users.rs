@@ -4,7 +4,7 @@ use crate::app::AppState;
 use crate::auth::Caller;
 use crate::error::ApiResult;
 use crate::http::extract::PathParams;
-use crate::http::view::Ending;
+use crate::http::view::UpdateErrors;
 use crate::sessions;
 use axum::Json;
 use axum::extract::State;
@@ -30,7 +30,7 @@ pub struct ReceiptView {
 #[utoipa::path(
     delete, path = "/users/{id}", tag = "users", operation_id = "erase_user",
     params(("id" = String, Path, description = "The user")),
-    responses((status = 200, description = "All data of the user is erased", body = ReceiptView), Ending)
+    responses((status = 200, description = "All data of the user is erased", body = ReceiptView), UpdateErrors)
 )]
 pub async fn erase(State(app): State<AppState>, caller: Caller, path: PathParams) -> ApiResult<Json<ReceiptView>> {
     let principal = caller.authorize_admin()?;

@@ -11,7 +11,7 @@ mod session;
 mod summary;
 
 pub use checkpoint::{CheckpointList, CheckpointView, CheckpointWhole, PendingCall, PlaceBody, checkpoint_state};
-pub use errors::{Asking, Ending, Finding, Making, Reading, Writing};
+pub use errors::{CreateErrors, ListErrors, LookupErrors, ReadErrors, UpdateErrors, WriteErrors};
 pub use json::{list, to_json, with_fields};
 pub use message::{DiscardedList, DiscardedView, MessageList, MessageView, discarded, messages};
 pub use response::{json, session, shared_body};

@@ -19,7 +19,7 @@ pub fn start_all(app: &AppState) {
     let app_handle = app.clone();
     app.tasks.spawn(async move { app_handle.transcripts.run_loop(&app_handle.tenure, &app_handle.tasks).await });
     let app_handle = app.clone();
-    app.tasks.spawn(async move { metrics::upkeep(app_handle.tasks.wait_for_stop()).await });
+    app.tasks.spawn(async move { metrics::run_maintenance(app_handle.tasks.wait_for_stop()).await });
     let app_handle = app.clone();
     app.tasks.spawn(async move { app_handle.tools.reap_until(app_handle.tasks.wait_for_stop()).await });
 }

@@ -181,7 +181,7 @@ impl SessionCounts {
 
 /// Runs the recorder's maintenance periodically until `stop` completes. Without it, histogram samples accumulate
 /// until the next scrape.
-pub async fn upkeep(stop: impl Future<Output = ()>) {
+pub async fn run_maintenance(stop: impl Future<Output = ()>) {
     tokio::pin!(stop);
     loop {
         tokio::select! {

@@ -363,16 +363,16 @@ async fn instructions_of_the_assistant_come_first() {
         [(false, json!({"model": "poet"})), (true, json!({"assistant_id": "poet", "model": "default"}))]
     {
         let test = TestServer::with(StoreKind::Sqlite, stream, assistants).await.unwrap();
-        let say = async |text: &str, mut more: Value| {
+        let send = async |text: &str, mut more: Value| {
             (more["session_id"], more["messages"]) = (json!("s"), json!([system("Be brief."), user(text)]));
             test.chat(more).await
         };
-        say("One", ask).await;
+        send("One", ask).await;
         assert_eq!(test.model.last_messages(), [system("Rhyme."), system("Be brief."), user("One")]);
         assert!(test.model.bodies()[0].contains(r#""model":"default""#));
         assert!(!test.model.bodies()[0].contains("assistant_id"));
         // The session stays with its assistant.
-        say("Two", json!({})).await;
+        send("Two", json!({})).await;
         assert_eq!(
             test.model.last_messages(),
             [system("Rhyme."), system("Be brief."), user("Two")],
@@ -380,9 +380,9 @@ async fn instructions_of_the_assistant_come_first() {
         );
         assert_eq!(test.stored("s").await.len(), 5, "all are kept, and the instructions are not among them");
         assert_eq!(test.session("s").await.head().assistant.as_deref(), Some("poet"));
-        say("Psst", json!({"store": false})).await;
+        send("Psst", json!({"store": false})).await;
         assert_eq!(test.model.last_messages(), [system("Rhyme."), system("Be brief."), user("Psst")]);
-        let reply = say("One", json!({"assistant_id": "painter"})).await;
+        let reply = send("One", json!({"assistant_id": "painter"})).await;
         assert_eq!((reply.status, reply.code()), (404, "not_found"));
         test.chat(json!({"store": false, "assistant_id": "poet", "messages": [user("Psst")]})).await;
         assert_eq!(test.model.last_messages(), [system("Rhyme."), user("Psst")]);

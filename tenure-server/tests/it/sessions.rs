@@ -148,10 +148,10 @@ async fn writes_can_be_conditional() {
     let seen = api.get("/sessions/a").await.etag();
     api.append_messages("a", json!([{"role": "user", "content": "meanwhile"}])).await;
     let (late, now) = (api.with("if-match", &seen), api.get("/sessions/a").await);
-    let say = json!({"messages": [{"role": "user", "content": "late"}]});
+    let body = json!({"messages": [{"role": "user", "content": "late"}]});
     for (method, path, body) in [
         ("PATCH", "/sessions/a", json!({"title": "late"})),
-        ("POST", "/sessions/a/messages", say.clone()),
+        ("POST", "/sessions/a/messages", body.clone()),
         ("POST", "/sessions/a/checkpoints", json!({})),
         ("POST", "/sessions/a/rewind", json!({"position": 0})),
         ("POST", "/sessions/a/fork", json!({"id": "f"})),
@@ -166,7 +166,7 @@ async fn writes_can_be_conditional() {
     }
     assert_eq!(api.get("/sessions/a").await.text, now.text);
     assert_eq!(each_field(&api.get("/sessions").await.expect_status(200), "id"), ["a"]);
-    let appended = api.with("if-match", &now.etag()).post("/sessions/a/messages", &say).await;
+    let appended = api.with("if-match", &now.etag()).post("/sessions/a/messages", &body).await;
     assert_eq!(appended.etag(), "\"3\"");
     assert_eq!(appended.expect_status(201), json!({"seq": 3, "position": 1, "message_count": 2}));
     assert_eq!(api.with("if-match", "abc").patch("/sessions/a", "{}").await.expect_error(400).1, "If-Match");

@@ -53,8 +53,8 @@ pub async fn slow_model(words: usize, pause: Duration) -> String {
         let chunk = |delta: Value, finish: Value| {
             format!("data: {}\n\n", json!({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}))
         };
-        let said = (0..words).map(move |i| chunk(json!({"content": format!("word{i} ")}), Value::Null));
-        let all = said.chain([chunk(json!({}), json!("stop")), "data: [DONE]\n\n".to_owned()]);
+        let chunks = (0..words).map(move |i| chunk(json!({"content": format!("word{i} ")}), Value::Null));
+        let all = chunks.chain([chunk(json!({}), json!("stop")), "data: [DONE]\n\n".to_owned()]);
         let slowly = stream::iter(all).then(move |text| async move {
             tokio::time::sleep(pause).await;
             Ok::<_, std::convert::Infallible>(text)
@@ -66,10 +66,10 @@ pub async fn slow_model(words: usize, pause: Duration) -> String {
 
 /// Polls until a condition holds, which it must within the given time. Without a limit to check, use
 /// [`wait_until`].
-pub async fn wait_at_most(what: &str, limit: Duration, mut condition: impl AsyncFnMut() -> bool) {
+pub async fn wait_at_most(description: &str, limit: Duration, mut condition: impl AsyncFnMut() -> bool) {
     let start = Instant::now();
     while !condition().await {
-        assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
+        assert!(start.elapsed() < limit, "not within {limit:?}: {description}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

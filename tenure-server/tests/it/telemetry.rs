@@ -71,7 +71,7 @@ async fn logs_for_programs_are_json() {
 
 /// The PostgreSQL driver would log every parameter.
 #[tokio::test(flavor = "multi_thread")]
-async fn logs_of_postgres_say_nothing_of_contents() {
+async fn logs_of_postgres_contain_no_contents() {
     let Some(schema) = crate::support::PostgresSchema::new() else { return };
     check_logs(&schema.url(), "text").await;
 }

@@ -106,13 +106,13 @@ pub struct SessionQuery {
     /// The session has this relation to human review.
     pub reviewing: Option<ReviewIndexLabel>,
     /// The session was imported from the export with this hash
-    /// ([`Origin::export`](crate::Origin::export)).
+    /// ([`Origin::export`](crate::log::Origin::export)).
     pub origin: Option<String>,
     /// The session is a fork whose parent is this session.
     pub parent: Option<SessionId>,
     /// The session's visible messages have one of these hashes.
     pub hashes: Vec<VisibleHash>,
-    /// The session has one of these match keys ([`LogDigest::match_keys`](crate::LogDigest::match_keys)).
+    /// The session has one of these match keys ([`LogDigest::match_keys`](crate::log::LogDigest::match_keys)).
     /// Requires [`OwnerFilter::User`].
     pub matches: Vec<VisibleHash>,
     /// The session is due before this time.

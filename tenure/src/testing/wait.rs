@@ -11,12 +11,12 @@ const ATTEMPTS: usize = 24_000;
 /// # Panics
 ///
 /// If the condition does not hold within two minutes; `what` names it in the message.
-pub async fn wait_until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+pub async fn wait_until(description: &str, mut condition: impl AsyncFnMut() -> bool) {
     for _ in 0..ATTEMPTS {
         if condition().await {
             return;
         }
         tokio::time::sleep(INTERVAL).await;
     }
-    panic!("timed out waiting until {what}");
+    panic!("timed out waiting until {description}");
 }

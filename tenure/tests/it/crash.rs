@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use tenure::{run::*, session::*, *};
+use tenure::{session::*, *};
 
 const WRITERS: usize = 16;
 

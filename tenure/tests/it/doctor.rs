@@ -5,7 +5,7 @@ use crate::on_every_store;
 use crate::support::*;
 use std::path::PathBuf;
 use tenure::store::{Commit, Item, Namespace, Owner};
-use tenure::{log::*, maintenance::*, run::*, session::*, *};
+use tenure::{log::*, maintenance::*, session::*, *};
 
 /// Creates sessions with media, forks, a rewind, items and every status, in two tenants. Returns
 /// their number.

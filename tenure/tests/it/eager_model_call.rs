@@ -61,9 +61,9 @@ on_every_store! {
 
     async fn a_message_that_can_not_be_stored_is_not_answered(test: &mut TestTenure) {
         ensure_session(test).await;
-        for when in [FailurePoint::BeforeCommit, FailurePoint::AfterCommit] {
+        for failure_point in [FailurePoint::BeforeCommit, FailurePoint::AfterCommit] {
             let model = Arc::new(ScriptedModel::with_permits([text_answer("Yes.")], &Arc::new(Semaphore::new(0))));
-            let broken_node = node(test, FailingStore::new(test.tenure.store(), Some((0, when))));
+            let broken_node = node(test, FailingStore::new(test.tenure.store(), Some((0, failure_point))));
             let error = broken_node.begin_turn_eager(&ada(), request_without_assistant("Are you there?"), &eager_call(&model)).await.unwrap_err();
             assert_eq!(error.code(), "storage_full");
             assert_eq!(Arc::strong_count(&model), 1, "nobody waits for its answer");

@@ -5,7 +5,7 @@ use crate::on_every_store;
 use crate::support::*;
 use serde_json::json;
 use std::collections::BTreeSet;
-use tenure::{log::*, policy::*, run::*, session::*, *};
+use tenure::{log::*, policy::*, session::*, *};
 
 on_every_store! {
     /// Invariant 4: per session, writes are linearizable; a superseded writer is never

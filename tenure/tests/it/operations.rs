@@ -4,7 +4,7 @@ use crate::on_every_store;
 use crate::support::*;
 use jiff::SignedDuration;
 use serde_json::json;
-use tenure::{log::*, policy::*, run::*, session::*, *};
+use tenure::{log::*, policy::*, session::*, *};
 
 on_every_store! {
     /// The cached rendering is always that of the current session, whichever node changed it

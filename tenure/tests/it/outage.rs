@@ -45,9 +45,9 @@ on_every_store! {
         let all = counting.commits();
         assert!(all >= commits_at_start + 3, "the calls, their results, the answer: {commits_at_start} {all}");
         for commit in commits_at_start..all {
-            for when in [FailurePoint::BeforeCommit, FailurePoint::AfterCommit] {
-                let (session, tools) = (format!("s{commit}{when:?}"), tools());
-                let store = FailingStore::unavailable_at(test.tenure.store(), commit, when);
+            for failure_point in [FailurePoint::BeforeCommit, FailurePoint::AfterCommit] {
+                let (session, tools) = (format!("s{commit}{failure_point:?}"), tools());
+                let store = FailingStore::unavailable_at(test.tenure.store(), commit, failure_point);
                 let tenure = node(test, store.clone());
                 let turn = begin(&tenure, ask(&session)).await.unwrap();
                 let (model, back) = (script(), async {
@@ -57,7 +57,7 @@ on_every_store! {
                 let (outcome, ()) = tokio::join!(execute(*turn, &model, &tools), back);
                 assert!(!outcome.unwrap().waiting);
                 let s = test.tenure.load(&ada(), &id(&session)).await.unwrap();
-                assert_eq!(conversation(&s), MESSAGES, "{commit} {when:?}");
+                assert_eq!(conversation(&s), MESSAGES, "{commit} {failure_point:?}");
                 assert_eq!((ending(&s), s.runs.len()), ((Some(RunOutcome::Completed), None), 1));
                 assert_eq!((tools.calls("pay").len(), tools.calls("look").len()), (1, 1));
                 assert_eq!(*tenure.load(&ada(), &id(&session)).await.unwrap().head(), *s.head());

@@ -6,7 +6,7 @@ use crate::on_every_store;
 use crate::support::*;
 use jiff::SignedDuration;
 use std::collections::BTreeMap;
-use tenure::{log::*, run::*, session::*};
+use tenure::{log::*, session::*};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Model {

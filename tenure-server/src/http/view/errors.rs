@@ -21,17 +21,17 @@ macro_rules! errors {
 
 errors! {
     /// Error responses of list routes, which name no resource.
-    Asking: 400 401 403 500 503;
+    ListErrors: 400 401 403 500 503;
     /// Error responses of routes that look up a resource.
-    Finding: 400 401 403 404 500 503;
+    LookupErrors: 400 401 403 404 500 503;
     /// Error responses of routes that read a live session.
-    Reading: 400 401 403 404 410 500 503;
+    ReadErrors: 400 401 403 404 410 500 503;
     /// Error responses of routes that create or replace a resource.
-    Making: 400 401 403 404 408 409 410 412 413 415 500 503 507;
+    CreateErrors: 400 401 403 404 408 409 410 412 413 415 500 503 507;
     /// Error responses of routes that modify a session and take no body.
-    Ending: 400 401 403 404 409 410 412 500 503 507;
+    UpdateErrors: 400 401 403 404 409 410 412 500 503 507;
     /// Error responses of routes that modify a live session.
-    Writing: 400 401 403 404 408 409 410 412 413 415 500 503 507;
+    WriteErrors: 400 401 403 404 408 409 410 412 413 415 500 503 507;
 }
 
 fn error(status: u16) -> RefOr<utoipa::openapi::Response> {

@@ -38,7 +38,7 @@ impl Reply {
         self.message()["content"].as_str().unwrap_or_else(|| panic!("no answer: {self:?}"))
     }
 
-    /// How the messages were reconciled: matched, spliced, rewound, appended.
+    /// How the messages were reconciled: `matched`, `spliced`, `rewound`, `appended`.
     pub fn report(&self) -> [u64; 4] {
         let part = |name: &str| self.body["session"][name].as_u64().unwrap_or_else(|| panic!("no {name}: {self:?}"));
         [part("matched"), part("spliced"), part("rewound"), part("appended")]

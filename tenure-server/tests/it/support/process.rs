@@ -67,11 +67,11 @@ impl ServerProcess {
         command.envs(env.iter().copied());
         let mut child = command.spawn().unwrap();
         let (errors, mut pipe) = (Arc::new(Mutex::new(String::new())), BufReader::new(child.stderr.take().unwrap()));
-        let heard = errors.clone();
+        let log = errors.clone();
         let reader = std::thread::spawn(move || {
             let mut line = String::new();
             while pipe.read_line(&mut line).is_ok_and(|n| n > 0) {
-                heard.lock().unwrap().push_str(&line);
+                log.lock().unwrap().push_str(&line);
                 line.clear();
             }
         });

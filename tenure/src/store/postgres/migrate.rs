@@ -39,7 +39,7 @@ pub(super) async fn migrate(connection: &PgConnection, location: &str, migration
             Ok(outcome) => outcome,
             Err(_) => {
                 if !std::mem::replace(&mut has_warned, true) {
-                    tracing::warn!(place = location, "the database has not responded yet; still waiting");
+                    tracing::warn!(location = location, "the database has not responded yet; still waiting");
                 }
                 attempt.await
             }
@@ -53,7 +53,7 @@ pub(super) async fn migrate(connection: &PgConnection, location: &str, migration
             }
             Err(failure) => {
                 if !matches!(failure, FailureKind::Final(_)) && !std::mem::replace(&mut has_warned, true) {
-                    tracing::warn!(place = location, error = %failure, "the database is unavailable; retrying");
+                    tracing::warn!(location = location, error = %failure, "the database is unavailable; retrying");
                 }
                 retries.wait(failure).await?;
             }

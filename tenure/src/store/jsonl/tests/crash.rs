@@ -245,7 +245,7 @@ async fn a_full_disk_loses_no_acknowledged_commit() {
     assert_eq!(error.code(), "storage_full");
     assert!(head.seq > 5);
     let mut media = begin(&key("t"), &[]);
-    media.blobs.push(blob(&[7; 100_000]));
+    media.blobs.push(blob([7; 100_000]));
     assert_eq!(store.commit(&media).await.unwrap_err().code(), "storage_full");
     let step = next(&head, &[user("small")]);
     store.commit(&step).await.unwrap();

@@ -59,7 +59,7 @@ async fn apply(store: &dyn Store, step: &Step, n: i64) -> String {
             Some(head) => {
                 let entries: Vec<_> = (0..*messages).map(|i| user(&format!("{n} {i}"))).collect();
                 let mut commit = next(&head, &entries);
-                commit.blobs.extend((*messages > 1).then(|| blob(&[*messages])));
+                commit.blobs.extend((*messages > 1).then(|| blob([*messages])));
                 commit.items.extend((*messages > 2).then(|| ("cache".to_owned(), item("said", "x"))));
                 store.commit(&commit).await
             }
@@ -69,7 +69,7 @@ async fn apply(store: &dyn Store, step: &Step, n: i64) -> String {
             Some(head) => {
                 let mut commit = next(&head, &[]);
                 commit.head.due_at = Some(at(n));
-                commit.blobs.push(blob(&[0]));
+                commit.blobs.push(blob([0]));
                 store.commit(&commit).await
             }
             None => Ok(()),
