@@ -125,7 +125,7 @@ pub mod policy {
 /// let tenure = Tenure::open("memory:").await?;
 /// let session = tenure.user("acme", "ada")?.create_session().await?;
 /// session.append([Message::user("hi")]).await?;
-/// let log: Vec<Record> = session.export().await?.log.unwrap_or_default();
+/// let log: Vec<Record> = session.export().await?.log;
 /// assert!(matches!(log[0].entry, Entry::Created(_)));
 /// assert!(matches!(log[1].entry, Entry::Message(_)));
 /// # Ok(())

@@ -11,7 +11,7 @@
 //! # async fn main() -> tenure::Result<()> {
 //! let tenure = Tenure::open("memory:").await?;
 //! let reviewer = Principal::tenant_wide("acme")?;
-//! let open = tenure.reviews(&reviewer, &ReviewFilter::default(), None, 20).await?;
+//! let open = tenure.reviews(&reviewer, &ReviewFilter::Open(None), None, 20).await?;
 //! assert!(open.reviews.is_empty());
 //! # Ok(())
 //! # }

@@ -3,6 +3,27 @@
 //!
 //! Invariant: everything above this module reaches persistent data only through the [`Store`]
 //! trait; [`open`] selects an implementation by the scheme of a URL.
+//!
+//! # A store of your own
+//!
+//! Implement [`Store`], whose documentation is the contract, run the suite `tenure::conformance`
+//! (feature `conformance`) against it, and open it with
+//! [`Tenure::with_store`](crate::Tenure::with_store):
+//!
+//! ```
+//! use std::sync::Arc;
+//! use tenure::store::{MemoryStore, Store};
+//! use tenure::{Options, Tenure};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> tenure::Result<()> {
+//! let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+//! let tenure = Tenure::with_store(store.clone(), Options::default());
+//! let session = tenure.user("acme", "ada")?.create_session().await?;
+//! assert!(store.head(&session.principal().key(session.id())).await?.is_some());
+//! # Ok(())
+//! # }
+//! ```
 
 pub(crate) mod bm25;
 pub(crate) mod contract;

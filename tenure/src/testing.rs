@@ -10,10 +10,10 @@
 //!     CountingTools, ScriptedModel, StoreKind, TestTenure, ToolBehavior, text_answer, tool,
 //!     tool_calls_answer,
 //! };
-//! use tenure::{Executors, Message, Principal, RawObject, RunOutcome, TurnRequest, TurnStart};
+//! use tenure::{Message, RunRequest};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), tenure::TurnError> {
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let test = TestTenure::new(StoreKind::Memory).await.expect("this store needs no server");
 //! let model = ScriptedModel::new([
 //!     tool_calls_answer(&[("call-1", "weather", serde_json::json!({"city": "Bern"}))]),
@@ -21,13 +21,8 @@
 //! ]);
 //! let tools = CountingTools::new([(tool("weather"), ToolBehavior::succeeds("sunny"))]);
 //!
-//! let ada = Principal::new("acme", "ada").expect("valid names");
-//! let request = TurnRequest { messages: vec![Message::user("Weather?")], ..TurnRequest::default() };
-//! let TurnStart::Run(run) = test.tenure.begin_turn(&ada, request).await? else {
-//!     unreachable!("the request has no idempotency key");
-//! };
-//! let executors = Executors { model: &model, tools: Some(&tools) };
-//! run.run(executors, RawObject::default(), false, None).await?;
+//! let session = test.tenure.user("acme", "ada")?.create_session().await?;
+//! session.run(RunRequest::new(&model, [Message::user("Weather?")]).tools(&tools)).await?;
 //!
 //! assert_eq!(tools.calls("weather"), [serde_json::json!({"city": "Bern"})]);
 //! assert_eq!(model.call_count(), 2);

@@ -23,6 +23,7 @@ const LIBRARY: &[&[&str]] = &[
     &["review"],
     &["maintenance"],
     &["import"],
+    &["handle"],
     &["open"],
     &["testing"],
     &["conformance"],

@@ -149,7 +149,7 @@ fn commands_and_their_exit_codes() {
     let shown = tenure(dir, &["sessions", "show", &id[24..]]).ok();
     assert!(shown.contains(id) && shown.contains("fork of    one, after message 4"), "{shown}");
     assert!(shown.contains("[1] user\n    Where is the Ferry?\n"), "{shown}");
-    assert!(tenure(dir, &["sessions", "rewind", "two", "1"]).ok().contains("after message 1"));
+    assert!(tenure(dir, &["sessions", "rewind", "two", "1"]).ok().contains("rewound to message 1"));
     tenure(dir, &["sessions", "rewind", "two", "9"]).fails(1, "not found");
     let page = tenure(dir, &["sessions", "list", "--json", "--limit", "2"]).json();
     assert_eq!(page["data"].as_array().unwrap().len(), 2);

@@ -9,6 +9,18 @@ use std::sync::Arc;
 type EmbeddingFuture = Pin<Box<dyn Future<Output = Result<Vec<Vec<f32>>, String>> + Send>>;
 
 /// Computes embedding vectors. Cheap to clone.
+///
+/// ```
+/// use tenure::Embedder;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let embedder = Embedder::new("length", |texts: Vec<String>| async move {
+///     Ok(texts.iter().map(|text| vec![text.len() as f32]).collect())
+/// });
+/// assert_eq!(embedder.embed(vec!["abc".into()]).await, Ok(vec![vec![3.0]]));
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Embedder {
     name: Arc<str>,

@@ -293,7 +293,7 @@ impl<'a> TurnAttempt<'a> {
             Ok(committed) => {
                 let speculative_call = plan.speculative_slot;
                 turn_guard.record_turn_start(committed.messages_before, &self.run);
-                self.open(turn_guard, committed, speculative_call, started_at).await.map(Some)
+                self.open_run(turn_guard, committed, speculative_call, started_at).await.map(Some)
             }
             Err(Error::Busy { session_id }) => {
                 drop(turn_guard);
@@ -328,7 +328,7 @@ impl<'a> TurnAttempt<'a> {
     }
 
     /// Opens the run of a turn whose start is committed: recalls memories and builds the prompt.
-    async fn open(
+    async fn open_run(
         &self,
         turn_guard: TurnGuard,
         committed: CommittedTurn,

@@ -11,6 +11,23 @@ use crate::types::message::Message;
 use serde::{Deserialize, Serialize};
 
 /// A request to append messages.
+///
+/// ```
+/// use tenure::{Append, Error, Message, Tenure};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> tenure::Result<()> {
+/// # let tenure = Tenure::open("memory:").await?;
+/// # let session = tenure.user("acme", "ada")?.create_session().await?;
+/// let once = Append { idempotency_key: Some("order-7".into()), ..Append::from(Message::user("buy")) };
+/// let first = session.append(once.clone()).await?;
+/// assert_eq!(session.append(once).await?, first, "a retry is not executed again");
+///
+/// let stale = Append { if_match: Some(first.seq - 1), ..Append::from(Message::user("sell")) };
+/// assert!(matches!(session.append(stale).await, Err(Error::Conflict { .. })));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Append {
     /// The messages, in order.

@@ -68,6 +68,21 @@ impl SessionObserver for CheckpointHook {
 }
 
 /// A rewind: where to, and on what condition.
+///
+/// ```
+/// use tenure::{Error, Message, Point, Rewind, Tenure};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> tenure::Result<()> {
+/// # let tenure = Tenure::open("memory:").await?;
+/// # let session = tenure.user("acme", "ada")?.create_session().await?;
+/// let seen = session.append([Message::user("hi")]).await?.seq;
+/// session.append([Message::assistant("hello")]).await?; // another client
+/// let rewind = Rewind::to(Point::Position(0)).if_match(seen);
+/// assert!(matches!(session.rewind(rewind).await, Err(Error::Conflict { .. })));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Rewind {
@@ -97,6 +112,21 @@ impl<P: Into<Point>> From<P> for Rewind {
 }
 
 /// A fork: where it leaves its parent, and the id of the new session.
+///
+/// ```
+/// use tenure::{Fork, Message, Point, SessionId, Tenure};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> tenure::Result<()> {
+/// # let tenure = Tenure::open("memory:").await?;
+/// # let session = tenure.user("acme", "ada")?.create_session().await?;
+/// session.append([Message::user("one"), Message::assistant("two")]).await?;
+/// let branch = session.fork(Fork::at(Point::Position(1)).id(SessionId::new("branch")?)).await?;
+/// assert_eq!(branch.id().as_str(), "branch");
+/// assert_eq!(branch.load().await?.messages.len(), 1);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Fork {

@@ -33,6 +33,22 @@ pub struct NewSession {
 }
 
 /// A change of a session's info or status.
+///
+/// ```
+/// use tenure::session::{Patch, SessionUpdate, Status};
+/// use tenure::{Message, SessionPatch, Tenure};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> tenure::Result<()> {
+/// # let tenure = Tenure::open("memory:").await?;
+/// # let session = tenure.user("acme", "ada")?.create_session().await?;
+/// let patch = SessionPatch { title: Patch::Set("Weather".into()), ..SessionPatch::default() };
+/// let head = session.update(SessionUpdate::from(patch).status(Status::Paused)).await?;
+/// assert_eq!((head.info.title.as_deref(), head.status), (Some("Weather"), Status::Paused));
+/// assert_eq!(session.append(Message::user("hi")).await.unwrap_err().code(), "paused");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct SessionUpdate {

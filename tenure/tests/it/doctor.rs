@@ -64,19 +64,19 @@ on_every_store! {
         assert_eq!(repaired, RepairReport::default());
     }
 
-    /// Heads of older versions do not record the instructions; this is not damage. A recorded value
-    /// must be correct.
-    async fn a_head_of_an_older_version_has_no_findings(test: &mut TestTenure) {
+    /// A head without the positions of the prompt prefix is not damaged: they are then unknown. A
+    /// recorded value must be correct.
+    async fn a_head_without_a_prompt_prefix_has_no_findings(test: &mut TestTenure) {
         create_sessions(test).await;
         let correct = test.tenure.head(&admin(), &id("x")).await.unwrap();
         let prompt_prefix = correct.prompt_prefix.clone().unwrap();
-        let older = Head { prompt_prefix: None, ..correct.clone() };
-        test.tenure.store().commit(&Commit::new(Some(correct.end()), Vec::new(), older)).await.unwrap();
+        let unknown = Head { prompt_prefix: None, ..correct.clone() };
+        test.tenure.store().commit(&Commit::new(Some(correct.end()), Vec::new(), unknown)).await.unwrap();
         assert_eq!(findings_of(test).await, [""; 0]);
         let wrong = Head { prompt_prefix: Some(PromptPrefix { summary: Some((3, 2)), ..prompt_prefix }), ..correct.clone() };
         test.tenure.store().commit(&Commit::new(Some(correct.end()), Vec::new(), wrong)).await.unwrap();
         let findings = test.tenure.examine(|_| ()).await.unwrap();
-        assert!(findings.len() == 1 && findings[0].description.ends_with("front"), "{findings:?}");
+        assert!(findings.len() == 1 && findings[0].description.ends_with("prompt_prefix"), "{findings:?}");
         assert!(test.tenure.repair(&findings[0]).await.unwrap());
         assert_eq!(test.tenure.head(&admin(), &id("x")).await.unwrap().prompt_prefix, correct.prompt_prefix);
     }
@@ -91,7 +91,7 @@ on_every_store! {
             let findings = test.tenure.examine(|_| ()).await.unwrap();
             assert_eq!(findings.len(), 1, "{findings:?}");
             assert_eq!(findings[0].remedy, Remedy::RebuildHead(correct.key()));
-            assert!(findings[0].description.ends_with("info, mark, status"), "{}", findings[0]);
+            assert!(findings[0].description.ends_with("digest, info, status"), "{}", findings[0]);
             assert!(test.tenure.repair(&findings[0]).await.unwrap());
             let now = test.tenure.head(&admin(), &id(name)).await.unwrap();
             assert_eq!(Head { due_at: correct.due_at, ..now }, correct);
@@ -231,16 +231,18 @@ async fn damage_below_the_rows_is_found_on_sqlite() {
     create_sessions(&test).await;
     let file = test.url().strip_prefix("sqlite:").unwrap().to_owned();
     let db = || rusqlite::Connection::open(&file).unwrap();
-    db().execute_batch("UPDATE head SET status = 'paused', hash = zeroblob(16) WHERE session = 'f'").unwrap();
+    db().execute_batch("UPDATE head SET status = 'paused', visible_hash = zeroblob(16) WHERE session = 'f'").unwrap();
     let findings = test.tenure.examine(|_| ()).await.unwrap();
     assert_eq!(findings.len(), 1);
     assert!(findings[0].description.contains("user, status or hash differs from the serialized head"), "{findings:?}");
     assert_eq!(test.tenure.repair_all(|_| ()).await.unwrap().remaining, []);
 
-    db().execute_batch("INSERT INTO record SELECT k + 50, at, sum, entry FROM record WHERE k & 0xffffffff = 2")
-        .unwrap();
+    db().execute_batch(
+        "INSERT INTO record SELECT record_key + 50, at, checksum, entry FROM record WHERE record_key & 0xffffffff = 2",
+    )
+    .unwrap();
     assert!(has_finding(&findings_of(&test).await, &["acme/y", "1 records are outside the range of its log"]));
-    db().execute_batch("DELETE FROM record WHERE k & 0xffffffff > 40").unwrap();
+    db().execute_batch("DELETE FROM record WHERE record_key & 0xffffffff > 40").unwrap();
     assert_eq!(findings_of(&test).await, [""; 0]);
 
     // An index with an overwritten page.
