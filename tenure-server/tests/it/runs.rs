@@ -408,7 +408,7 @@ async fn an_undecided_review_times_out() {
     test.client.wait_for_status("s", "completed").await;
     assert_eq!(tools.count("pay"), 0);
     let stored = test.stored("s").await;
-    assert!(stored[2]["content"].as_str().unwrap().contains("refused"), "{stored:?}");
+    assert!(stored[2]["content"].as_str().unwrap().contains("rejected"), "{stored:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -85,7 +85,7 @@ async fn one_node_runs_a_schedule_without_overlap() {
         clock.advance(SignedDuration::from_mins(3));
         wait_until("the last one runs", async || state(&one).await.count == 3).await;
         let missed = state(&one).await.missed;
-        assert_eq!(missed.iter().filter(|m| m.reason.contains("nobody")).count(), 2, "{missed:?}");
+        assert_eq!(missed.iter().filter(|m| m.reason.contains("no server was running")).count(), 2, "{missed:?}");
         watching.into_iter().for_each(|w| w.abort());
     }
 }

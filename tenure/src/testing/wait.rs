@@ -10,7 +10,7 @@ const ATTEMPTS: usize = 24_000;
 ///
 /// # Panics
 ///
-/// If the condition does not hold within two minutes; `what` names it in the message.
+/// If the condition does not hold within two minutes; `description` names it in the message.
 pub async fn wait_until(description: &str, mut condition: impl AsyncFnMut() -> bool) {
     for _ in 0..ATTEMPTS {
         if condition().await {

@@ -296,7 +296,7 @@ fn the_command_line_restores_files() {
         let text = |bytes| String::from_utf8(bytes).unwrap();
         (output.status.success(), text(output.stdout), text(output.stderr))
     };
-    fs::write(fixture.dir.path().join("tenure.yaml"), "store: sqlite:t.db\nworkspaces: {root, checkpoints: true}\n")
+    fs::write(fixture.dir.path().join("tenure.yaml"), "store: sqlite:t.db\nworkspaces: {root: root, checkpoints: true}\n")
         .unwrap();
     fixture.write("w/a", "1");
     let session = json!({"tenure": 1, "session_id": "one", "messages": [], "metadata": {"workspace": "w"}});
