@@ -296,8 +296,11 @@ fn the_command_line_restores_files() {
         let text = |bytes| String::from_utf8(bytes).unwrap();
         (output.status.success(), text(output.stdout), text(output.stderr))
     };
-    fs::write(fixture.dir.path().join("tenure.yaml"), "store: sqlite:t.db\nworkspaces: {root: root, checkpoints: true}\n")
-        .unwrap();
+    fs::write(
+        fixture.dir.path().join("tenure.yaml"),
+        "store: sqlite:t.db\nworkspaces: {root: root, checkpoints: true}\n",
+    )
+    .unwrap();
     fixture.write("w/a", "1");
     let session = json!({"tenure": 1, "session_id": "one", "messages": [], "metadata": {"workspace": "w"}});
     fs::write(fixture.dir.path().join("one.json"), session.to_string()).unwrap();
