@@ -54,8 +54,7 @@ fn random_entry(rng: &mut Rng, session: &Session) -> Entry {
             }
             let label = CheckpointLabel::new(format!("c{} ,\"state\":{{ \\ é", rng.below(3))).unwrap();
             let run = (rng.below(2) == 0).then(|| RunId::new("r-1").unwrap());
-            // Never without: the view shows 2147483647 for a checkpoint without a step.
-            let step = Some(session.head().seq);
+            let step = (rng.below(2) == 0).then_some(session.head().seq);
             Entry::Checkpoint(CheckpointEntry { label, auto: rng.below(2) == 0, run, step, state })
         }
         2 => {
