@@ -203,9 +203,7 @@ impl From<ModelError> for ApiError {
         let status = match &e {
             ModelError::Refused { status, .. } => StatusCode::from_u16(*status).unwrap_or(StatusCode::BAD_GATEWAY),
             ModelError::TimedOut { .. } => StatusCode::GATEWAY_TIMEOUT,
-            ModelError::Unreachable { .. } | ModelError::TooLarge { .. } | ModelError::Broken { .. } => {
-                StatusCode::BAD_GATEWAY
-            }
+            _ => StatusCode::BAD_GATEWAY,
         };
         let mut error = Self::new(status, code, e.to_string());
         if let ModelError::TooLarge { .. } = e {
@@ -235,7 +233,7 @@ impl From<TurnError> for ApiError {
             TurnError::Limit { code, .. } => {
                 Self::new(StatusCode::BAD_GATEWAY, code, e.to_string()).not_to_be_retried()
             }
-            TurnError::Tools(_) => Self::new(StatusCode::BAD_GATEWAY, "tools_unavailable", e.to_string()),
+            _ => Self::new(StatusCode::BAD_GATEWAY, e.code(), e.to_string()),
         }
     }
 }
@@ -254,5 +252,36 @@ impl IntoResponse for ApiError {
             .headers_mut()
             .extend(self.headers.into_iter().map(|(n, v)| (Some(n), v)).filter_map(|(n, v)| Some((n?, v))));
         response
+    }
+}
+
+/// Formats an error with its causes, for the terminal. It ends at an error of the library: its message includes what
+/// a user needs to know of the cause, and the cause itself may quote stored data (D-128).
+pub fn with_causes(e: &anyhow::Error) -> String {
+    let mut texts = Vec::new();
+    for cause in e.chain() {
+        texts.push(cause.to_string());
+        if cause.is::<Error>() || cause.is::<TurnError>() {
+            break;
+        }
+    }
+    texts.join(": ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cause_of_a_library_error_is_not_printed_again() {
+        let io = std::io::Error::other("the disk is on fire");
+        let error = Error::unavailable(format!("/data: {io}")).with_source(io);
+        let error = anyhow::Error::from(error).context("cannot open the store");
+        assert_eq!(
+            with_causes(&error),
+            "cannot open the store: the store is not available: /data: the disk is on fire"
+        );
+        let other = anyhow::anyhow!("no such file").context("cannot read it");
+        assert_eq!(with_causes(&other), format!("{other:#}"));
     }
 }

@@ -6,7 +6,8 @@ use crate::workspace::{RestorePlan, RestoredWorkspace, WorkspaceError};
 use serde_json::{Map, Value};
 use tenure::store::SessionCursor;
 use tenure::{
-    Error, Head, Point, Principal, Rewind, Seq, SessionId, User,
+    Error, Point, Principal, Rewind, Seq, SessionId, User,
+    log::Head,
     maintenance::ErasureReceipt,
     session::{OwnerFilter, RewindResult, SessionQuery, Status},
 };

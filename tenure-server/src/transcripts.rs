@@ -20,7 +20,8 @@ use std::time::{Duration, SystemTime};
 use tenure::private_files;
 use tenure::store::{SessionCursor, Store};
 use tenure::{
-    Error, Head, Message, Principal, Seq, Session, SessionId, Tenant, Tenure, User,
+    Error, Message, Principal, Seq, Session, SessionId, Tenant, Tenure, User,
+    log::Head,
     policy::Redaction,
     session::{AccessScope, JsonlTranscript, OwnerFilter, SessionKey, SessionQuery, Status},
 };
@@ -91,12 +92,12 @@ impl TranscriptWriter {
             let this = this.clone();
             let store = store.clone();
             let redaction = redaction.clone();
-            async move { this.write_final(&*store, redaction, session).await.map_err(|e| e.to_string()) }
+            async move { Ok(this.write_final(&*store, redaction, session).await?) }
         });
         let this = self.clone();
         tenure.on_archive(move |old, new| {
             let this = this.clone();
-            async move { this.rename(&old, &new).await.map_err(|e| e.to_string()) }
+            async move { Ok(this.rename(&old, &new).await?) }
         });
     }
 
@@ -110,7 +111,7 @@ impl TranscriptWriter {
         let to = file(dir, new);
         blocking(move || match fs::rename(&from, &to) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                Err(Error::unavailable(format!("{}: {e}", from.display())))
+                Err(Error::unavailable(format!("{}: {e}", from.display())).with_source(e))
             }
             _ => Ok(()),
         })
@@ -335,7 +336,7 @@ fn redacted(redaction: &Redaction, messages: Vec<impl Borrow<Message>>) -> Vec<M
 /// Writes a complete file and returns its length in bytes.
 fn write(path: &Path, messages: &[Message], at: Timestamp) -> tenure::Result<u64> {
     let created = path.parent().map_or(Ok(()), private_files::create_dir_all);
-    created.map_err(|e| Error::unavailable(format!("{}: {e}", path.display())))?;
+    created.map_err(|e| Error::unavailable(format!("{}: {e}", path.display())).with_source(e))?;
     JsonlTranscript::write(path, messages)?;
     stamp(path, at)
 }
@@ -355,7 +356,7 @@ fn stamp(path: &Path, at: Timestamp) -> tenure::Result<u64> {
         file.set_modified(SystemTime::from(at))?;
         Ok(file.metadata()?.len())
     };
-    stamp().map_err(|e| Error::unavailable(format!("{}: {e}", path.display())))
+    stamp().map_err(|e| Error::unavailable(format!("{}: {e}", path.display())).with_source(e))
 }
 
 /// Returns true if a file is stale: its modification time differs from its session's update time, or it is missing

@@ -17,7 +17,7 @@ pub fn install(tenure: &Tenure, config: &OnExpire) -> anyhow::Result<()> {
         let webhook = Arc::new(Webhook::new(hook).with_context(|| format!("on_expire.webhooks[{i}]"))?);
         tenure.on_expire(move |session, reason| {
             let webhook = webhook.clone();
-            async move { webhook.notify_session_ended(&session, reason).await }
+            async move { Ok(webhook.notify_session_ended(&session, reason).await?) }
         });
     }
     Ok(())
@@ -107,6 +107,7 @@ fn session_ended(session: &Session, reason: EndReason) -> serde_json::Result<Str
     let event = match reason {
         EndReason::Expired => "session.expired",
         EndReason::Evicted => "session.evicted",
+        _ => "session.ended",
     };
     let id = delivery_id(session, event);
     let at = clock::now();

@@ -7,6 +7,7 @@ pub(crate) mod hooks;
 pub(crate) mod idempotency;
 pub(crate) mod list;
 pub(crate) mod log;
+pub(crate) mod log_reader;
 pub(crate) mod node;
 pub(crate) mod notifications;
 pub(crate) mod observer;

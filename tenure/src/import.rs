@@ -12,7 +12,7 @@ mod detect;
 pub(crate) mod imported;
 mod mistralrs;
 mod openai_responses;
-mod raw_object;
+mod raw_json;
 mod tenure;
 
 #[cfg(feature = "sqlite")]

@@ -78,7 +78,7 @@ pub use tenure::Tenure;
 pub use types::assistant::Assistant;
 pub use types::entry::SessionPatch;
 pub use types::error::{Error, Result};
-pub use types::head::Head;
+pub use types::error_source::{BoxError, ErrorSource};
 pub use types::id::{Principal, Seq, SessionId, Tenant, User};
 pub use types::message::{Message, Role};
 pub use types::model::ModelError;
@@ -133,6 +133,7 @@ pub mod policy {
 /// ```
 pub mod log {
     pub use crate::types::blob::{Blob, BlobId, BlobRef};
+    pub use crate::types::decode_error::DecodeError;
     pub use crate::types::digest::{LogDigest, MAX_DIGEST_CALLS, VisibleHash};
     pub use crate::types::entry::{
         CheckpointEntry, Entry, LeaseClaim, MessageEntry, Origin, Parent, Record, RewindEntry, SessionCreated,

@@ -42,6 +42,7 @@ pub(crate) mod session;
 pub mod summary;
 pub(crate) mod text;
 pub(crate) mod tool_call_filter;
+pub(crate) mod turns;
 
 pub use self::next::{CallAction, NextStep, PendingCall, ReviewRequest, RunRules, next};
 pub use self::reconcile::plan::{IncomingRequest, NewMessage, ReconcilePlan, ReplyTo};

@@ -39,7 +39,9 @@ pub(crate) mod query;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
-pub use contract::{Commit, Concurrency, FORMAT, HeadCheck, MAX_PAGE_BYTES, OpenRepair, Store, WriteCost};
+pub use contract::{
+    Commit, Concurrency, FORMAT, HeadCheck, HeadChecker, MAX_PAGE_BYTES, Notifier, OpenRepair, Store, WriteCost,
+};
 pub use finding::{Finding, MAX_FINDINGS, Orphan, Remedy};
 pub use item::{Hit, Item, Namespace, Owner};
 pub use jsonl::JsonlStore;

@@ -12,6 +12,17 @@ const NOT_IN_RULES: [&str; 6] = ["async", "Store", "now(", "std::fs", "fs::", "t
 const NOT_IN_TYPES: [&str; 3] = ["tokio", "async fn", "Store"];
 
 const MAX_LINES: usize = 700;
+
+/// Names at the crate root: 40 items and 13 modules. A user of the library sees them first, so a new item belongs
+/// into a module, or replaces another one here.
+const MAX_PUBLIC_NAMES: usize = 53;
+
+/// Documents name files relative to the repository, a crate, its sources or its tests.
+const FILE_ROOTS: [&str; 7] =
+    ["", "tenure", "tenure/src", "tenure/tests", "tenure/tests/it", "tenure-server", "tenure-server/src"];
+
+const CONSTRUCTED_ONCE: [&str; 2] = ["Workspaces::new(", "Toolbox::new("];
+
 const UNFINISHED: [&str; 5] = ["todo!(", "unimplemented!(", "FIXME", "XXX", "#[ignore"];
 const NOT_A_DEPENDENCY: [&str; 5] = ["axum", "reqwest", "clap", "pyo3", "hyper"];
 
@@ -75,6 +86,27 @@ fn tests_that_documents_name_exist() {
         named_tests(&name(path), &read(path), |file| fs::read_to_string(root.join(file)).unwrap_or_default())
     };
     report(&files.iter().flat_map(check).collect::<Vec<_>>());
+}
+
+#[test]
+fn files_that_documents_name_exist() {
+    let root = package().join("..");
+    let exists = |file: &str| FILE_ROOTS.iter().any(|directory| root.join(directory).join(file).exists());
+    let check = |document: &&str| named_files(document, &read(&root.join(document)), exists);
+    report(&["ARCHITECTURE.md", "CONTRIBUTING.md"].iter().flat_map(check).collect::<Vec<_>>());
+}
+
+#[test]
+fn the_public_api_is_small() {
+    report(&public_names("src/lib.rs", &read(&package().join("src/lib.rs"))));
+}
+
+/// State that belongs to the server as a whole is constructed once: a second instance would have its own state.
+#[test]
+fn shared_state_is_constructed_once() {
+    let sources: Vec<_> = in_all_crates("src").iter().map(|path| (name(path), read(path))).collect();
+    let complaints = CONSTRUCTED_ONCE.iter().flat_map(|constructor| constructed_once(constructor, &sources));
+    report(&complaints.collect::<Vec<_>>());
 }
 
 #[test]
@@ -181,6 +213,73 @@ fn named_tests(name: &str, text: &str, source: impl Fn(&str) -> String) -> Vec<S
         }
     }
     complaints
+}
+
+/// Documents name files and directories in backquotes: `engine/write.rs`, `tenure/tests/it/`. A name with a
+/// placeholder in capitals (`store/NAME.rs`) or with alternatives in braces is no file.
+fn named_files(name: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let mut fenced = false;
+    for (number, line) in lines(text) {
+        if line.trim_start().starts_with("```") {
+            fenced = !fenced;
+        }
+        if fenced {
+            continue;
+        }
+        for quoted in line.split('`').skip(1).step_by(2) {
+            let file = quoted.split("::").next().unwrap_or(quoted);
+            let stem = file.rsplit('/').next().and_then(|last| last.split('.').next()).unwrap_or(file);
+            let has_placeholder = file.contains([' ', '{', '*', '…'])
+                || stem.split('_').any(|word| word.len() > 1 && word == word.to_uppercase());
+            let is_file = [".rs", ".toml", ".sh", ".py", ".yaml"].iter().any(|extension| file.ends_with(extension));
+            let is_directory = file.ends_with('/') && !file.starts_with('/');
+            if (is_file || is_directory) && !has_placeholder && !exists(file) {
+                complaints.push(format!("{name}:{number}: there is no file {file}; name one that exists"));
+            }
+        }
+    }
+    complaints
+}
+
+/// Counts the names of `pub use` and `pub mod` at the crate root. Items of modules are indented, and do not count.
+fn public_names(name: &str, text: &str) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    let mut statement = String::new();
+    for (_, line) in code(text) {
+        if statement.is_empty() && !line.starts_with("pub ") {
+            continue;
+        }
+        statement.push_str(line);
+        if statement.ends_with([';', '{']) && !statement.ends_with("::{") {
+            let item = statement.trim_end_matches([';', '{', '}', ' ', ',']);
+            let list = item.rsplit(['{', ':', ' ']).next().unwrap_or_default();
+            let listed = item.split_once('{').map_or(list, |(_, listed)| listed);
+            names.extend(listed.split(',').map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()));
+            statement.clear();
+        }
+    }
+    if names.len() <= MAX_PUBLIC_NAMES {
+        return Vec::new();
+    }
+    vec![format!(
+        "{name}:1: {} names at the crate root, at most {MAX_PUBLIC_NAMES}: move some into a module: {}",
+        names.len(),
+        names.join(" ")
+    )]
+}
+
+fn constructed_once(constructor: &str, sources: &[(String, String)]) -> Vec<String> {
+    let constructions: Vec<String> = sources
+        .iter()
+        .flat_map(|(name, text)| {
+            code(text).filter(|(_, line)| names(line, constructor)).map(move |(number, _)| format!("{name}:{number}"))
+        })
+        .collect();
+    if constructions.len() == 1 {
+        return Vec::new();
+    }
+    vec![format!("{constructor}…) is called once, when the server is built; found: {constructions:?}")]
 }
 
 /// A conformance case is a public function that takes a fixture.
@@ -364,6 +463,37 @@ mod rules {
         let source = |file: &str| if file == "it/a.rs" { "fn there(".to_owned() } else { String::new() };
         let text = "`it/a.rs::there`\n`it/a.rs::gone` and `it/b.rs::there`\n`it/a.rs`";
         assert_eq!(at(&named_tests("a.md", text, source)), [2, 2]);
+    }
+
+    #[test]
+    fn named_files_complain() {
+        let text = "`a/b.rs`\n`gone.rs` and `gone/`\n`a/b.rs::test` `a/NAME.rs` `NNNN_name.sql` `a/{b,c}/` `/route/`\n```\n`gone.rs`\n```\n`gone.toml`";
+        assert_eq!(at(&named_files("a.md", text, |file| file == "a/b.rs")), [2, 2, 7]);
+    }
+
+    #[test]
+    fn public_names_complain() {
+        let list = |names: usize| (0..names).map(|n| format!("N{n}")).collect::<Vec<_>>().join(",\n    ");
+        let text = |names: usize| {
+            format!(
+                "mod a;\npub mod b;\npub mod c {{\n    pub use x::{{Y, Z}};\n}}\npub use d::E;\npub use f::{{\n    {},\n}};\n",
+                list(names)
+            )
+        };
+        assert_eq!(public_names("lib.rs", &text(MAX_PUBLIC_NAMES - 3)), [""; 0]);
+        let complaints = public_names("lib.rs", &text(MAX_PUBLIC_NAMES - 2));
+        assert!(complaints[0].contains(&format!("{} names", MAX_PUBLIC_NAMES + 1)), "{complaints:?}");
+        assert!(complaints[0].contains(": b c E N0 N1 "), "{complaints:?}");
+    }
+
+    #[test]
+    fn constructed_once_complains() {
+        let sources =
+            |texts: &[&str]| texts.iter().map(|text| ("a.rs".to_owned(), text.to_string())).collect::<Vec<_>>();
+        let check = |texts: &[&str]| constructed_once("X::new(", &sources(texts)).len();
+        assert_eq!(check(&["let x = X::new(y);", "// X::new(z)", "MaX::new(z)"]), 0);
+        assert_eq!(check(&["X::new(y)", "X::new(z)"]), 1, "twice");
+        assert_eq!(check(&["X::open(y)"]), 1, "renamed: the list is stale");
     }
 
     #[test]

@@ -108,8 +108,8 @@ impl ApiKey {
     }
 
     fn from_item(item: &Item) -> tenure::Result<Self> {
-        let key: Self =
-            serde_json::from_str(&item.value).map_err(|e| tenure::Error::corrupt(format!("key {}", item.key), e))?;
+        let key: Self = serde_json::from_str(&item.value)
+            .map_err(|e| tenure::Error::corrupt_from(format!("key {}", item.key), e))?;
         Ok(Self { last_used_at: (item.uses > 0).then_some(item.used_at), ..key })
     }
 }
@@ -173,7 +173,8 @@ impl KeyStore {
     /// Creates a key with a random secret. The secret is returned once and never persisted.
     pub async fn add(&self, new: NewKey) -> tenure::Result<(ApiKey, String)> {
         let mut random = [0u8; 32];
-        getrandom::fill(&mut random).map_err(|e| tenure::Error::unavailable(format!("no random numbers: {e}")))?;
+        getrandom::fill(&mut random)
+            .map_err(|e| tenure::Error::unavailable(format!("no random numbers: {e}")).with_source(e))?;
         let secret = format!("tnr_{}", URL_SAFE_NO_PAD.encode(random));
         Ok((self.add_secret(new, &secret).await?, secret))
     }

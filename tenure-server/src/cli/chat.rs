@@ -5,6 +5,7 @@ use super::output::{self, clean, field, line, note, print, short};
 use super::sessions::{checkpoints_table, compacted_text, fork_at, parse_position, rewound_text, sessions_table};
 use super::target::{Needs, TargetArgs};
 use super::terminal::{LineInput, TerminalEvent};
+use crate::error::with_causes;
 use crate::llm::sse::SseDecoder;
 use anyhow::{anyhow, bail};
 use axum::http::Method;
@@ -189,7 +190,7 @@ impl ChatSession {
                 Ok(NextPrompt::Quit) => return Ok(()),
                 // At a terminal the user can retry; a script needs the failure.
                 Err(e) if self.input.is_terminal() && e.downcast_ref::<std::io::Error>().is_none() => {
-                    note(format!("error: {}", clean(&format!("{e:#}"))));
+                    note(format!("error: {}", clean(&with_causes(&e))));
                 }
                 Err(e) => return Err(e),
             }

@@ -2,6 +2,7 @@
 
 use super::client::{ApiClient, PageStream, with_query};
 use super::output::{clean, count, field, line, note, print};
+use crate::error::with_causes;
 use anyhow::{Context, bail};
 use axum::http::Method;
 use clap::{Args, ValueEnum};
@@ -114,7 +115,7 @@ pub async fn export(client: &ApiClient, args: &ExportArgs) -> anyhow::Result<Exi
             Ok(session_skipped) => skipped = skipped.or(session_skipped),
             Err(e) => {
                 failed += 1;
-                bar.suspend(|| note(format!("{id}: {e:#}")));
+                bar.suspend(|| note(format!("{id}: {}", with_causes(&e))));
             }
         }
         bar.inc(1);
@@ -260,7 +261,7 @@ async fn put(
     bar: &ProgressBar,
     json: bool,
 ) -> anyhow::Result<()> {
-    let ImportedSession { format, mut export, skipped: left_out } = imported;
+    let ImportedSession { format, mut export, skipped: left_out, .. } = imported;
     // The session has been converted to our own format.
     export.tenure = EXPORT_FORMAT;
     let id = id.map(|id| ("id", id.as_str()));
@@ -300,7 +301,7 @@ async fn put(
 fn fail(summary: &mut TransferSummary, bar: &ProgressBar, file: &str, e: &anyhow::Error, json: bool) {
     let reason = match e.downcast_ref::<tenure::Error>() {
         Some(tenure::Error::Invalid { param, message }) if !param.is_empty() => format!("{param}: {message}"),
-        _ => format!("{e:#}"),
+        _ => with_causes(e),
     };
     if !json {
         bar.suspend(|| note(format!("not imported: {file}: {}", clean(&reason))));

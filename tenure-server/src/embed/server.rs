@@ -5,6 +5,7 @@ use crate::config::embeddings::Embeddings;
 use crate::llm::upstream::Upstream;
 use serde::Deserialize;
 use std::time::Duration;
+use tenure::BoxError;
 use tenure::session::RawObject;
 
 /// Maximum number of characters of a text that are sent: most servers reject more than 8,000 tokens.
@@ -49,7 +50,7 @@ impl EmbeddingServer {
     }
 
     /// Returns a unit-length embedding for each text. Texts are sent in batches, each with the configured timeout.
-    pub async fn embed(&self, texts: Vec<String>) -> Result<Vec<Vec<f32>>, String> {
+    pub async fn embed(&self, texts: Vec<String>) -> Result<Vec<Vec<f32>>, BoxError> {
         let mut vectors = Vec::with_capacity(texts.len());
         for batch in texts.chunks(self.batch) {
             let response = tokio::time::timeout(self.timeout, self.request_embeddings(batch)).await;
@@ -60,14 +61,14 @@ impl EmbeddingServer {
         Ok(vectors)
     }
 
-    async fn request_embeddings(&self, texts: &[String]) -> Result<Vec<Vec<f32>>, String> {
+    async fn request_embeddings(&self, texts: &[String]) -> Result<Vec<Vec<f32>>, BoxError> {
         let input: Vec<&str> = texts.iter().map(|text| truncate(text, MAX_CHARS)).collect();
         let mut body = RawObject::default();
         body.set("input", input);
         if let Some(dimensions) = self.dimensions {
             body.set("dimensions", dimensions);
         }
-        let (_, response) = self.upstream.embed(body).await.map_err(|e| e.to_string())?;
+        let (_, response) = self.upstream.embed(body).await?;
         let invalid_response =
             |reason: &str| format!("invalid response of the embedding server for {}: {reason}", self.name);
         let response: EmbeddingResponse =
@@ -80,7 +81,9 @@ impl EmbeddingServer {
         }
         let length = self.dimensions.unwrap_or(vectors.first().map_or(0, Vec::len));
         match vectors.iter().find(|v| v.len() != length || v.is_empty()) {
-            Some(v) => Err(invalid_response(&format!("an embedding has {} dimensions instead of {length}", v.len()))),
+            Some(v) => {
+                Err(invalid_response(&format!("an embedding has {} dimensions instead of {length}", v.len())).into())
+            }
             None => Ok(vectors),
         }
     }

@@ -37,7 +37,7 @@ impl EmbeddingSource {
             Self::None => None,
             Self::Local(local) => Some(Embedder::new(local.name().to_owned(), move |texts| {
                 let local = local.clone();
-                async move { local.embed(texts).await.map(|(vectors, _)| vectors) }
+                async move { Ok(local.embed(texts).await?.0) }
             })),
             Self::Server(server) => Some(Embedder::new(server.name().to_owned(), move |texts| {
                 let server = server.clone();

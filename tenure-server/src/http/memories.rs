@@ -218,7 +218,7 @@ pub async fn search(
     let question =
         question.ok_or_else(|| ApiError::invalid("q", "`q` is missing or empty; send the search terms as `?q=…`"))?;
     params.reject_unknown()?;
-    let RecallResult { memories, by_meaning, note } =
+    let RecallResult { memories, by_meaning, note, .. } =
         app.tenure.browsing(&principal).recall(&principal, &target, &question, limit).await?;
     let mode = if by_meaning { "hybrid" } else { "full_text" };
     Ok(Json(RecallView { object: "list", data: memories, mode, note }))

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tenure::rules::excerpt;
 use tenure::{
-    Head,
+    log::Head,
     policy::HumanDuration,
     review::{Decision, Review, ReviewFilter, ReviewId, ReviewInput},
 };
@@ -224,7 +224,7 @@ pub async fn claim(
     let lasting = body.lasting.unwrap_or(HumanDuration::of(std::time::Duration::from_secs(900)));
     let lasting = lasting.duration().and_then(|d| d.try_into().ok());
     let lasting = lasting.ok_or_else(|| ApiError::invalid("lasting", "`lasting` must be finite, such as 15m"))?;
-    let review = app.tenure.claim_review(&principal, &id, Some(&reviewer), None, lasting).await?;
+    let review = app.tenure.claim_review(&principal, &id, &reviewer, lasting).await?;
     Ok(Json(ReviewView::of(&app.tenure.review(&principal, &id).await?.0, &review)))
 }
 
@@ -243,7 +243,7 @@ pub async fn release(
     let principal = caller.authorize_review()?;
     let id = review_id(&path)?;
     let reviewer = caller.reviewer(body.reviewer)?;
-    let review = app.tenure.claim_review(&principal, &id, None, Some(&reviewer), Default::default()).await?;
+    let review = app.tenure.release_review(&principal, &id, &reviewer).await?;
     Ok(Json(ReviewView::of(&app.tenure.review(&principal, &id).await?.0, &review)))
 }
 

@@ -21,7 +21,8 @@ use events::{PAGE, event, events};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tenure::{
-    Head, Message, Principal, Seq, SessionId, TurnOutcome,
+    Message, Principal, Seq, SessionId, TurnOutcome,
+    log::Head,
     policy::HistoryMode,
     run::{OnBusy, OnExpired, OpenRun, Resumable, RunId, TurnError, TurnRequest, TurnStart},
 };

@@ -12,7 +12,8 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tenure::{
-    Head, Principal,
+    Principal,
+    log::Head,
     session::{OwnerFilter, SessionQuery, Status},
 };
 use utoipa::ToSchema;

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 use tenure::{
-    Executors, Head, Model, ModelError, Principal, RunEvent, SessionId, TurnOutcome,
+    Executors, Model, ModelError, Principal, RunEvent, SessionId, TurnOutcome,
+    log::Head,
     run::{OpenRun, Resumable, RunId, RunOutcome, TurnError},
     session::RawObject,
 };

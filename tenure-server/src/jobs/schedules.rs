@@ -123,7 +123,7 @@ impl<'a> ScheduleJob<'a> {
                     format!("schedule {:?} of tenant {}", self.compiled.schedule.name, self.compiled.principal.tenant)
                 };
                 let record: ScheduleRecord =
-                    serde_json::from_str(&item.value).map_err(|e| tenure::Error::corrupt(location(), e))?;
+                    serde_json::from_str(&item.value).map_err(|e| tenure::Error::corrupt_from(location(), e))?;
                 state.add(record);
             }
         }

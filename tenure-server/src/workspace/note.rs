@@ -1,7 +1,8 @@
 //! Description of a workspace commit.
 
 use jiff::Timestamp;
-use tenure::{Head, Seq, SessionId};
+use tenure::log::Head;
+use tenure::{Seq, SessionId};
 
 /// The session, record and reason of a workspace commit.
 pub struct CommitNote {

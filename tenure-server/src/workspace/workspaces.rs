@@ -12,8 +12,9 @@ use serde_json::{Map, Value};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tenure::log::Head;
 use tenure::rules::excerpt;
-use tenure::{Head, Seq, Tenant, Tenure};
+use tenure::{Seq, Tenant, Tenure};
 
 /// Directory below the root with a lock file for each workspace that was ever locked. No tenant's directory begins
 /// with a dot.
@@ -54,14 +55,12 @@ impl Workspaces {
         let this = self.clone();
         tenure.on_expire(move |session, _| {
             let this = this.clone();
-            async move {
-                this.commit(session.head(), session.head().seq, "end of the session").await.map_err(|e| e.to_string())
-            }
+            async move { Ok(this.commit(session.head(), session.head().seq, "end of the session").await?) }
         });
         if self.checkpoints {
             tenure.on_checkpoint(move |head, label, seq| {
                 let this = self.clone();
-                async move { this.commit(&head, seq, &format!("checkpoint {label}")).await.map_err(|e| e.to_string()) }
+                async move { Ok(this.commit(&head, seq, &format!("checkpoint {label}")).await?) }
             });
         }
     }

@@ -386,12 +386,12 @@ async fn a_server_that_embeds_badly() {
         (0, json!({}), "embeddings.timeout"),
     ] {
         server.responses.lock().unwrap().push((status, answer.clone()));
-        let error = embedder.embed(vec!["a".into(), "b".into()]).await.unwrap_err();
+        let error = embedder.embed(vec!["a".into(), "b".into()]).await.unwrap_err().to_string();
         assert!(error.contains(want) && !error.contains("secret"), "{answer}: {error}");
     }
     let embedder = server.start(json!({"dimensions": 3})).await;
-    assert!(embedder.embed(vec!["a".into()]).await.unwrap_err().contains("2 dimensions instead of 3"));
+    assert!(embedder.embed(vec!["a".into()]).await.unwrap_err().to_string().contains("2 dimensions instead of 3"));
     let gone = json!({"embeddings": {"model": "m", "base_url": "http://127.0.0.1:9/v1", "retries": 0}}).to_string();
     let gone = EmbeddingSource::open(&Config::parse(&gone).unwrap().embeddings).await.unwrap().embedder().unwrap();
-    assert!(gone.embed(vec!["a".into()]).await.unwrap_err().contains("cannot be reached"));
+    assert!(gone.embed(vec!["a".into()]).await.unwrap_err().to_string().contains("cannot be reached"));
 }

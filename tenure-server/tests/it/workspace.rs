@@ -479,7 +479,7 @@ async fn a_committed_end_is_not_committed_twice() {
     let tenure = open_tenure(&fixture.config(""), &clock).await;
     tenure.on_expire(|_, reason| {
         assert_eq!(reason, EndReason::Expired);
-        async { Err("it dies here".to_owned()) }
+        async { Err("it dies here".into()) }
     });
     begin(&tenure, "s", "w").await;
     clock.advance(SignedDuration::from_hours(2));

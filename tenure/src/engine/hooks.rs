@@ -3,6 +3,7 @@
 
 use crate::rules::session::Session;
 use crate::types::error::Result;
+use crate::types::error_source::BoxError;
 use crate::types::head::Head;
 use std::fmt;
 use std::future::Future;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 
 /// The reason why a session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum EndReason {
     /// The session was idle for longer than its time to live.
     Expired,
@@ -20,7 +22,7 @@ pub enum EndReason {
 
 /// The function type of [`SessionEndHook`].
 pub(crate) type SessionEndFn =
-    dyn Fn(Arc<Session>, EndReason) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> + Send + Sync;
+    dyn Fn(Arc<Session>, EndReason) -> Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>> + Send + Sync;
 
 /// A callback that is called with a session before it expires or is evicted.
 #[derive(Clone)]
@@ -35,7 +37,7 @@ impl fmt::Debug for SessionEndHook {
 /// The function type of [`ArchiveHook`]: it gets the head of the expired session and the head under
 /// the new id.
 pub(crate) type ArchiveFn =
-    dyn Fn(Head, Head) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> + Send + Sync;
+    dyn Fn(Head, Head) -> Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>> + Send + Sync;
 
 /// A callback that is called when a session moves to another id.
 #[derive(Clone)]

@@ -33,8 +33,8 @@ impl Engine {
         if item.is_expired(self.now()) {
             return Ok(None);
         }
-        let record: IdempotencyRecord<T> =
-            serde_json::from_str(&item.value).map_err(|e| Error::corrupt(format!("idempotency key {key:?}"), e))?;
+        let record: IdempotencyRecord<T> = serde_json::from_str(&item.value)
+            .map_err(|e| Error::corrupt_from(format!("idempotency key {key:?}"), e))?;
         if record.body != body {
             return Err(Error::KeyReused { key: key.to_owned() });
         }

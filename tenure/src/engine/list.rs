@@ -9,6 +9,7 @@ use crate::types::status::Status;
 
 /// A page of a list of sessions.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct SessionPage {
     /// The heads of the sessions, most recently active first.
     pub heads: Vec<Head>,

@@ -7,7 +7,6 @@ use crate::store::query::RecordRange;
 use crate::types::entry::Record;
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::SessionKey;
 use crate::types::policy::Window;
 
 /// The number of records from which a log is read in two concurrent halves (D-011).
@@ -73,16 +72,13 @@ impl Engine {
     /// may make it fail.
     pub async fn lineage(&self, head: &Head) -> Result<Vec<Vec<Record>>> {
         let mut parts = Vec::new();
-        let mut current = head.clone();
-        let mut upto = head.seq;
+        let mut reader = self.log_reader(head.clone());
         loop {
-            parts.push(self.own_records(&current, current.first - 1, upto).await?);
-            let Some(parent) = &current.parent else { break };
-            let key = SessionKey { tenant: head.tenant.clone(), session: parent.session.clone() };
-            upto = upto.min(parent.seq);
-            let missing =
-                || Error::corrupt(format!("session {}", head.key()), format!("the parent session {key} is missing"));
-            current = self.store().head(&key).await?.ok_or_else(missing)?;
+            let current = reader.current();
+            parts.push(self.own_records(current, current.first - 1, reader.position()).await?);
+            if !reader.move_to_parent().await? {
+                break;
+            }
         }
         Ok(parts.into_iter().rev().flatten().collect())
     }

@@ -48,7 +48,7 @@ impl Engine {
     #[expect(clippy::disallowed_methods, reason = "the task ends when the engine is dropped, and nothing awaits it")]
     pub fn spawn_listener_once(&self) -> bool {
         *self.watchers().has_notifications.get_or_init(|| {
-            let Some(mut notifications) = self.store().subscribe() else { return false };
+            let Some(mut notifications) = self.store().notifier().and_then(|n| n.subscribe()) else { return false };
             let state = self.downgrade();
             tokio::spawn(async move {
                 loop {

@@ -3,7 +3,6 @@
 use crate::store::item::Item;
 use crate::types::blob::Blob;
 use crate::types::entry::Entry;
-use crate::types::message::Message;
 use jiff::Timestamp;
 
 /// A pending commit of a step, and its reply to the caller once the commit is durable.
@@ -15,8 +14,6 @@ pub(crate) struct PendingCommit<R> {
     pub items: Vec<(String, Item)>,
     /// Media that the new entries reference.
     pub blobs: Vec<Blob>,
-    /// The messages that the commit discards.
-    pub discarded: Vec<Message>,
     /// The new expiry time of the lease, which is stored in the head and not in the log. `None`
     /// leaves it as it is.
     pub lease: Option<Timestamp>,
@@ -27,7 +24,7 @@ pub(crate) struct PendingCommit<R> {
 impl<R> PendingCommit<R> {
     /// A pending commit of entries only.
     pub fn new(entries: Vec<Entry>, reply: R) -> Self {
-        Self { entries, items: Vec::new(), blobs: Vec::new(), discarded: Vec::new(), lease: None, reply }
+        Self { entries, items: Vec::new(), blobs: Vec::new(), lease: None, reply }
     }
 
     /// Returns true if there is nothing to commit.

@@ -67,7 +67,7 @@ impl Engine {
             after = Some(last.key.clone());
             for item in &page {
                 let location = || format!("assistant {:?} of tenant {tenant}", item.key);
-                let assistant = serde_json::from_str(&item.value).map_err(|e| Error::corrupt(location(), e))?;
+                let assistant = serde_json::from_str(&item.value).map_err(|e| Error::corrupt_from(location(), e))?;
                 by_name.insert(item.key.clone(), Arc::new(assistant));
             }
         }

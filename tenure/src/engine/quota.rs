@@ -24,6 +24,7 @@ pub(crate) const PAGE: usize = 1000;
 
 /// The stored amount of data of a user or tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Usage {
     /// The number of active and paused sessions.
     pub sessions: u64,

@@ -145,7 +145,7 @@ impl Engine {
         let head = match cached
             .state
             .head_json()
-            .and_then(|head_json| self.store().head_if_changed(key, head_json))
+            .and_then(|head_json| self.store().head_checker()?.head_if_changed(key, head_json))
             .transpose()?
         {
             Some(HeadCheck::Unchanged) => {

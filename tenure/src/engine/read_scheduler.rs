@@ -121,7 +121,7 @@ impl Scheduler {
             send_permits(grants);
             granted
         };
-        waiting.await.map_err(Error::unavailable)
+        waiting.await.map_err(Error::unavailable_from)
     }
 
     fn release(self: &Arc<Self>, tenant: &Tenant, user: &User) {

@@ -1,7 +1,7 @@
 //! A store decorator that schedules calls: each call waits until the scheduler admits it.
 
 use crate::engine::read_scheduler::{Permit, Scheduler};
-use crate::store::contract::{Commit, Concurrency, HeadCheck, Store};
+use crate::store::contract::{Commit, Concurrency, HeadChecker, Notifier, Store};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
 use crate::store::query::{HeadPage, OwnerFilter, RecordRange, SessionQuery};
@@ -14,7 +14,6 @@ use crate::types::status::Status;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use std::sync::Arc;
-use tokio::sync::broadcast;
 
 /// The party on whose behalf calls are scheduled.
 #[derive(Clone, Debug)]
@@ -79,16 +78,12 @@ impl Store for ScheduledStore {
     }
 
     // Not scheduled: it never blocks.
-    fn head_if_changed(&self, key: &SessionKey, cached_json: &str) -> Option<Result<HeadCheck>> {
-        self.inner.head_if_changed(key, cached_json)
+    fn head_checker(&self) -> Option<&dyn HeadChecker> {
+        self.inner.head_checker()
     }
 
-    fn notify(&self, key: &SessionKey) {
-        self.inner.notify(key);
-    }
-
-    fn subscribe(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
-        self.inner.subscribe()
+    fn notifier(&self) -> Option<&dyn Notifier> {
+        self.inner.notifier()
     }
 
     fn concurrency(&self) -> Concurrency {

@@ -107,8 +107,10 @@ impl CommitObserver for ChangeHub {
         self.notify(&key);
         // Other processes only wait for sessions with a run, so only these are notified.
         let ended = || commit.records.iter().any(|r| matches!(r.entry, Entry::RunEnded { .. }));
-        if commit.head.run.is_some() || ended() {
-            store.notify(&key);
+        if let Some(notifier) = store.notifier()
+            && (commit.head.run.is_some() || ended())
+        {
+            notifier.notify(&key);
         }
     }
 }

@@ -155,7 +155,7 @@ impl Engine {
             lease.until = until;
         }
         let base = Some(previous.end());
-        let commit = Commit { base, records, head, items: draft.items, blobs: draft.blobs, discarded: draft.discarded };
+        let commit = Commit { base, records, head, items: draft.items, blobs: draft.blobs };
         self.commit_step(&commit).await?;
         let event = Committed::of(&commit.head, &commit.records);
         // The ancestor of a fork is determined by the store and may have changed, so the cached

@@ -1,12 +1,13 @@
 //! The embedder: a callback that computes embedding vectors of texts for similarity search. It is
 //! configured when a `Tenure` is opened.
 
+use crate::types::error_source::BoxError;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-type EmbeddingFuture = Pin<Box<dyn Future<Output = Result<Vec<Vec<f32>>, String>> + Send>>;
+type EmbeddingFuture = Pin<Box<dyn Future<Output = Result<Vec<Vec<f32>>, BoxError>> + Send>>;
 
 /// Computes embedding vectors. Cheap to clone.
 ///
@@ -14,11 +15,12 @@ type EmbeddingFuture = Pin<Box<dyn Future<Output = Result<Vec<Vec<f32>>, String>
 /// use tenure::Embedder;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() {
+/// # async fn main() -> Result<(), tenure::BoxError> {
 /// let embedder = Embedder::new("length", |texts: Vec<String>| async move {
 ///     Ok(texts.iter().map(|text| vec![text.len() as f32]).collect())
 /// });
-/// assert_eq!(embedder.embed(vec!["abc".into()]).await, Ok(vec![vec![3.0]]));
+/// assert_eq!(embedder.embed(vec!["abc".into()]).await?, vec![vec![3.0]]);
+/// # Ok(())
 /// # }
 /// ```
 #[derive(Clone)]
@@ -29,11 +31,11 @@ pub struct Embedder {
 
 impl Embedder {
     /// Creates an embedder. `name` identifies its model: vectors of different names are never
-    /// compared. `compute` returns one vector per text, all of the same length, or an error message.
+    /// compared. `compute` returns one vector per text, all of the same length, or an error.
     pub fn new<F, Fut>(name: impl Into<String>, compute: F) -> Self
     where
         F: Fn(Vec<String>) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Result<Vec<Vec<f32>>, String>> + Send + 'static,
+        Fut: Future<Output = Result<Vec<Vec<f32>>, BoxError>> + Send + 'static,
     {
         Self { name: name.into().into(), compute: Arc::new(move |texts| Box::pin(compute(texts))) }
     }
@@ -45,14 +47,16 @@ impl Embedder {
 
     /// Returns one vector per text, in the same order. Fails if the callback returns a wrong number
     /// of vectors, different lengths, or values that are not finite.
-    pub async fn embed(&self, texts: Vec<String>) -> Result<Vec<Vec<f32>>, String> {
+    pub async fn embed(&self, texts: Vec<String>) -> Result<Vec<Vec<f32>>, BoxError> {
         let count = texts.len();
         let vectors = (self.compute)(texts).await?;
         let length = vectors.first().map_or(0, Vec::len);
         if vectors.len() == count && vectors.iter().all(|v| v.len() == length && v.iter().all(|x| x.is_finite())) {
             Ok(vectors)
         } else {
-            Err(format!("embedder {} must return {count} finite vectors of equal length, one per text", self.name))
+            let reason =
+                format!("embedder {} must return {count} finite vectors of equal length, one per text", self.name);
+            Err(reason.into())
         }
     }
 }

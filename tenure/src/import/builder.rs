@@ -1,6 +1,6 @@
 //! Builds messages in OpenAI's format from other formats.
 
-use crate::import::raw_object::quoted;
+use crate::import::raw_json::quoted;
 use crate::types::error::Result;
 use crate::types::message::Message;
 use std::collections::BTreeSet;

@@ -8,11 +8,12 @@
 use crate::import::builder::{Bookkeeping, ImportedCall, ImportedPart, MessageBuilder, messages};
 use crate::import::detect::Document;
 use crate::import::imported::{ImportFormat, ImportedSession, SkippedPart};
-use crate::import::raw_object::{ForeignObject, items, quoted, string};
+use crate::import::raw_json::{items, quoted, string};
 use crate::session::transfer::export::Export;
 use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 use crate::types::id::SessionId;
+use crate::types::raw_object::RawObjectRef;
 use std::collections::{HashMap, HashSet};
 
 /// The known fields of a line, which are not listed as skipped.
@@ -27,7 +28,7 @@ const REASONING_BLOCKS: [&str; 2] = ["thinking", "redacted_thinking"];
 /// A line of a transcript.
 struct ClaudeLine<'a> {
     number: String,
-    fields: ForeignObject<'a>,
+    fields: RawObjectRef<'a>,
     kind: String,
     uuid: Option<String>,
     parent: Option<String>,
@@ -37,7 +38,7 @@ impl ClaudeLine<'_> {
     /// Returns true if this is a question of the user: not a tool result, and not a note of the program.
     fn is_question(&self) -> bool {
         let content = self.fields.object("message").and_then(|m| m.get("content")).unwrap_or_default();
-        let result = |b: &str| ForeignObject::of(b).and_then(|f| f.text("type")).as_deref() == Some("tool_result");
+        let result = |b: &str| RawObjectRef::parse(b).and_then(|f| f.text("type")).as_deref() == Some("tool_result");
         self.kind == "user"
             && !self.fields.is_true("isMeta")
             && !self.fields.is_true("isSidechain")
@@ -173,7 +174,7 @@ impl ClaudeReader {
         Ok(())
     }
 
-    fn message(&mut self, line: &ClaudeLine<'_>, message: &ForeignObject<'_>) -> Result<()> {
+    fn message(&mut self, line: &ClaudeLine<'_>, message: &RawObjectRef<'_>) -> Result<()> {
         self.fields.record_unknown("", line.fields.0.iter().map(|(n, _)| &**n), &LINE_FIELDS);
         self.fields.record_unknown("message.", message.0.iter().map(|(n, _)| &**n), &MESSAGE_FIELDS);
         if let Some(timestamp) = line.fields.text("timestamp").and_then(|t| t.parse().ok()) {
@@ -235,7 +236,7 @@ impl ClaudeReader {
         results: &mut Vec<MessageBuilder>,
     ) -> Result<()> {
         let invalid = |field: &str, reason: &str| Error::invalid(format!("{location}.{field}"), reason);
-        let block = ForeignObject::of(raw)
+        let block = RawObjectRef::parse(raw)
             .ok_or_else(|| Error::invalid(location, "a block must be a JSON object with a type"))?;
         match &*block.text("type").unwrap_or_default() {
             "tool_use" if draft.role == "assistant" => {
@@ -253,7 +254,7 @@ impl ClaudeReader {
                     (_, Some(blocks)) => {
                         for (i, b) in blocks.into_iter().enumerate() {
                             let location = format!("{location}.content[{i}]");
-                            let fields = ForeignObject::of(b).unwrap_or_default();
+                            let fields = RawObjectRef::parse(b).unwrap_or_default();
                             let part = self.part(&fields, &location);
                             result.parts.extend(part);
                         }
@@ -274,7 +275,7 @@ impl ClaudeReader {
     }
 
     /// Converts a content block to a message part. `None` means that it was listed as skipped.
-    fn part(&mut self, block: &ForeignObject<'_>, location: &str) -> Option<ImportedPart> {
+    fn part(&mut self, block: &RawObjectRef<'_>, location: &str) -> Option<ImportedPart> {
         let kind = block.text("type").unwrap_or_default();
         let source = block.object("source").unwrap_or_default();
         let data = || Some(format!("data:{};base64,{}", source.text("media_type")?, source.text("data")?));

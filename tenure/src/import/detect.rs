@@ -1,8 +1,9 @@
 //! Splits a text into JSON documents, and detects their format.
 
 use crate::import::imported::ImportFormat;
-use crate::import::raw_object::{ForeignObject, items, string};
+use crate::import::raw_json::{items, string};
 use crate::types::error::{Error, Result};
+use crate::types::raw_object::RawObjectRef;
 use serde_json::value::RawValue;
 
 /// One JSON document: an element of a list, a line, or the whole text.
@@ -27,8 +28,8 @@ pub(super) enum DocumentPath {
 
 impl<'a> Document<'a> {
     /// The fields of the document. `None` means that it is not a JSON object.
-    pub fn fields(&self) -> Option<ForeignObject<'a>> {
-        ForeignObject::of(self.raw)
+    pub fn fields(&self) -> Option<RawObjectRef<'a>> {
+        RawObjectRef::parse(self.raw)
     }
 
     /// Returns true if the document is an object with this field.
@@ -107,7 +108,7 @@ pub(super) fn detect_document_format(doc: &Document<'_>) -> Option<ImportFormat>
     }
     let kind = fields.text("type").unwrap_or_default();
     let parts = fields.get("content").and_then(items).unwrap_or_default();
-    let part_type = |p: &str| ForeignObject::of(p).and_then(|f| f.text("type")).unwrap_or_default();
+    let part_type = |p: &str| RawObjectRef::parse(p).and_then(|f| f.text("type")).unwrap_or_default();
     let is_responses_type = |k: &str| ["input_text", "output_text", "input_image", "input_file"].contains(&k);
     if kind == "message"
         || kind == "reasoning"
@@ -121,7 +122,7 @@ pub(super) fn detect_document_format(doc: &Document<'_>) -> Option<ImportFormat>
 
 /// Returns true if a message has a value of the form `{"Left": …}` or `{"Right": …}`.
 fn is_tagged(message: &str) -> bool {
-    ForeignObject::of(message).is_some_and(|f| f.0.iter().any(|(_, v)| untagged(v).is_some()))
+    RawObjectRef::parse(message).is_some_and(|f| f.0.iter().any(|(_, v)| untagged(v).is_some()))
 }
 
 /// The value inside a `Left` or `Right` tag. `None` means that the value is not tagged.
@@ -129,7 +130,7 @@ pub(super) fn untagged(raw: &str) -> Option<&str> {
     if !raw.starts_with('{') {
         return None;
     }
-    match &ForeignObject::of(raw)?.0[..] {
+    match &RawObjectRef::parse(raw)?.0[..] {
         [(tag, value)] if tag == "Left" && string(value).is_some() => Some(value),
         [(tag, value)] if tag == "Right" && value.starts_with('[') => Some(value),
         _ => None,

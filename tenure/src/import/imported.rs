@@ -9,6 +9,7 @@ use std::str::FromStr;
 
 /// A file format of sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub enum ImportFormat {
     /// Tenure's own export.
     #[serde(rename = "tenure")]
@@ -69,6 +70,7 @@ impl FromStr for ImportFormat {
 
 /// A session of another program, converted to an export.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct ImportedSession {
     /// The detected or given format.
     pub format: ImportFormat,
@@ -81,6 +83,7 @@ pub struct ImportedSession {
 
 /// A part of the input that cannot be represented in a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct SkippedPart {
     /// The location: a path such as `messages[3].content[1]`, a line such as `line 7`, or both.
     #[serde(rename = "place")]

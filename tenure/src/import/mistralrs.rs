@@ -8,11 +8,12 @@
 use crate::import::builder::ImportedPart;
 use crate::import::detect::untagged;
 use crate::import::imported::SkippedPart;
-use crate::import::raw_object::{ForeignObject, items, object, quoted, string};
+use crate::import::raw_json::{items, object, quoted, string};
 use crate::session::transfer::export::Export;
 use crate::types::blob::{BlobId, payload};
 use crate::types::error::{Error, Result};
 use crate::types::message::{Message, Role};
+use crate::types::raw_object::RawObjectRef;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
@@ -42,7 +43,7 @@ pub(super) struct ListedMessages {
 
 impl ListedMessages {
     /// Reads the media lists of an export.
-    pub fn read(fields: &ForeignObject<'_>) -> Result<Self> {
+    pub fn read(fields: &RawObjectRef<'_>) -> Result<Self> {
         let mut listed = Self::default();
         for (i, raw) in list(fields, "images")?.into_iter().enumerate() {
             let location = format!("images[{i}]");
@@ -54,7 +55,7 @@ impl ListedMessages {
             listed.videos.push_back(video);
         }
         for (i, raw) in list(fields, "files")?.into_iter().enumerate() {
-            let data = ForeignObject::of(raw).and_then(|f| f.text("data_base64")).unwrap_or_default();
+            let data = RawObjectRef::parse(raw).and_then(|f| f.text("data_base64")).unwrap_or_default();
             listed.files.push_back(Medium { location: format!("files[{i}]"), data, parts: Vec::new() });
         }
         Ok(listed)
@@ -67,7 +68,7 @@ impl ListedMessages {
             let part = format!(r#"{{"type":"video_url","video_url":{{"url":{}}}}}"#, quoted(&url));
             return Ok(Medium { location, data: payload(&data).to_owned(), parts: vec![part] });
         }
-        let frames = ForeignObject::of(raw).and_then(|f| f.get("frames").and_then(items));
+        let frames = RawObjectRef::parse(raw).and_then(|f| f.get("frames").and_then(items));
         let frames = frames
             .ok_or_else(|| Error::invalid(&*location, "a video must be a base64 string or an object with `frames`"))?;
         let frame = |(i, f): (usize, &str)| Ok(image(f, &format!("{location}.frames[{i}]"))?.1);
@@ -105,7 +106,7 @@ impl ListedMessages {
     }
 
     fn message(&mut self, raw: &str, location: &str) -> Result<Message> {
-        let Some(fields) = ForeignObject::of(raw) else { return Message::parse(raw) };
+        let Some(fields) = RawObjectRef::parse(raw) else { return Message::parse(raw) };
         let mut changed = false;
         let mut parts: Vec<(&str, Cow<'_, str>)> = Vec::new();
         for (name, value) in &fields.0 {
@@ -145,7 +146,7 @@ impl ListedMessages {
         let mut parts = Vec::new();
         let mut changed = false;
         for (i, part) in items(raw)?.into_iter().enumerate() {
-            let fields = ForeignObject::of(part).unwrap_or_default();
+            let fields = RawObjectRef::parse(part).unwrap_or_default();
             let kind = fields.text("type").unwrap_or_default();
             let queue = match &*kind {
                 "image" | "image_url" => Some(&mut self.images),
@@ -177,7 +178,7 @@ impl ListedMessages {
     }
 }
 
-fn list<'a>(fields: &ForeignObject<'a>, name: &str) -> Result<Vec<&'a str>> {
+fn list<'a>(fields: &RawObjectRef<'a>, name: &str) -> Result<Vec<&'a str>> {
     match fields.get(name) {
         None => Ok(Vec::new()),
         Some(raw) => items(raw).ok_or_else(|| Error::invalid(name, format!("`{name}` must be a list"))),
@@ -206,7 +207,7 @@ fn calls(raw: &str) -> Option<String> {
     let mut calls = Vec::new();
     let mut changed = false;
     for call in items(raw)? {
-        let fields = ForeignObject::of(call)?;
+        let fields = RawObjectRef::parse(call)?;
         let Some(function) = fields.object("function") else {
             calls.push(call.to_owned());
             continue;
@@ -228,7 +229,7 @@ fn calls(raw: &str) -> Option<String> {
 }
 
 /// The kind and the data of the medium in a message part.
-fn embedded_medium(part: &ForeignObject<'_>) -> Option<(&'static str, String)> {
+fn embedded_medium(part: &RawObjectRef<'_>) -> Option<(&'static str, String)> {
     let url = |name: &str| part.text(name).or_else(|| part.object(name)?.text("url"));
     match &*part.text("type")? {
         "image_url" => Some(("image", url("image_url")?)),
@@ -274,8 +275,8 @@ pub fn to_mistralrs(export: &Export) -> Result<Box<RawValue>> {
     let mut files = Vec::new();
     let mut turn = 0;
     for message in &export.messages {
-        let content = ForeignObject::of(message.as_str()).and_then(|f| f.get("content"));
-        for part in content.and_then(items).unwrap_or_default().into_iter().filter_map(ForeignObject::of) {
+        let content = RawObjectRef::parse(message.as_str()).and_then(|f| f.get("content"));
+        for part in content.and_then(items).unwrap_or_default().into_iter().filter_map(RawObjectRef::parse) {
             let Some((kind, data)) = embedded_medium(&part) else { continue };
             let Ok(bytes) = STANDARD.decode(payload(&data)) else { continue };
             match kind {

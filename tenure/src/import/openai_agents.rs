@@ -22,7 +22,7 @@ pub fn read_agents_db(path: impl AsRef<Path>) -> Result<Vec<Result<ImportedSessi
                 path.display()
             ),
         ),
-        _ => Error::unavailable(format!("{}: {e}", path.display())),
+        _ => Error::unavailable(format!("{}: {e}", path.display())).with_source(e),
     };
     let db = open(path).map_err(to_error)?;
     let branched = db.prepare("SELECT branch_id, message_id FROM message_structure").is_ok();

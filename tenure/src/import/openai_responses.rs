@@ -3,10 +3,11 @@
 use crate::import::builder::{Bookkeeping, ImportedCall, ImportedPart, MessageBuilder, messages};
 use crate::import::detect::Document;
 use crate::import::imported::{ImportFormat, ImportedSession, SkippedPart, prefix_location};
-use crate::import::raw_object::{ForeignObject, items, quoted, string};
+use crate::import::raw_json::{items, quoted, string};
 use crate::session::transfer::export::Export;
 use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
+use crate::types::raw_object::RawObjectRef;
 
 /// The known fields of an item, which are not listed as skipped.
 const ITEM_FIELDS: [&str; 8] = ["type", "role", "content", "call_id", "name", "arguments", "input", "output"];
@@ -42,7 +43,7 @@ impl ResponsesReader {
     }
 
     fn convert(&mut self, raw: &str, location: &str) -> Result<()> {
-        let item = ForeignObject::of(raw).ok_or_else(|| Error::invalid("", "an item must be a JSON object"))?;
+        let item = RawObjectRef::parse(raw).ok_or_else(|| Error::invalid("", "an item must be a JSON object"))?;
         let required =
             |name: &str| item.text(name).ok_or_else(|| Error::invalid(name, format!("the item needs a `{name}`")));
         let kind = item.text("type").unwrap_or_else(|| "message".to_owned());
@@ -111,7 +112,7 @@ impl ResponsesReader {
         let name = location.rsplit('.').next().unwrap_or_default();
         let parts = items(raw).ok_or_else(|| Error::invalid(name, "the value must be a string or a list of parts"))?;
         for (i, raw) in parts.into_iter().enumerate() {
-            let fields = ForeignObject::of(raw).unwrap_or_default();
+            let fields = RawObjectRef::parse(raw).unwrap_or_default();
             let part = match &*fields.text("type").unwrap_or_default() {
                 "input_text" | "output_text" | "text" => fields.text("text").map(ImportedPart::Text),
                 "input_image" => fields.text("image_url").map(|url| match fields.get("detail") {
@@ -148,11 +149,10 @@ impl ResponsesReader {
 }
 
 /// Converts a file part with data or an id. A file given by URL cannot be represented in a message.
-fn file(part: &ForeignObject<'_>) -> Option<ImportedPart> {
+fn file(part: &RawObjectRef<'_>) -> Option<ImportedPart> {
     let known = ["filename", "file_data", "file_id"];
     let fields: Vec<_> = known.iter().filter_map(|n| Some((*n, part.get(n)?.into()))).collect();
     let has_source = part.get("file_data").or(part.get("file_id")).is_some();
-    has_source.then(|| {
-        ImportedPart::Json(format!(r#"{{"type":"file","file":{}}}"#, crate::import::raw_object::object(fields)))
-    })
+    has_source
+        .then(|| ImportedPart::Json(format!(r#"{{"type":"file","file":{}}}"#, crate::import::raw_json::object(fields))))
 }

@@ -4,11 +4,12 @@
 use super::mistralrs::ListedMessages;
 use crate::import::detect::Document;
 use crate::import::imported::{ImportFormat, ImportedSession, SkippedPart, join_location, prefix_location};
-use crate::import::raw_object::{ForeignObject, items};
+use crate::import::raw_json::items;
 use crate::session::transfer::export::{EXPORT_FORMAT, Export};
 use crate::types::error::{Error, Result};
 use crate::types::head::DECISIONS;
 use crate::types::message::Message;
+use crate::types::raw_object::RawObjectRef;
 use serde_json::{Map, Value};
 
 /// The fields of an export besides its messages, log and media.
@@ -73,7 +74,7 @@ fn convert(doc: &Document<'_>, format: ImportFormat, location: &str) -> Result<I
 
 /// Reads everything but the messages. In Tenure's own export an invalid field is an error; in other
 /// formats the same name may have another meaning, so the field is skipped.
-fn info(fields: &ForeignObject<'_>, format: ImportFormat) -> Result<(Export, Vec<SkippedPart>)> {
+fn info(fields: &RawObjectRef<'_>, format: ImportFormat) -> Result<(Export, Vec<SkippedPart>)> {
     let mut known = Map::from_iter([("messages".to_owned(), Value::Array(Vec::new()))]);
     let mut skipped = Vec::new();
     for (name, raw) in fields.0.iter().filter(|(_, raw)| *raw != "null") {

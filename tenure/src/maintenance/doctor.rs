@@ -67,7 +67,7 @@ impl Tenure {
                 // A head that cannot be read makes its whole page fail: halve the page until the
                 // head is alone.
                 Err(Error::Corrupt { .. }) if limit > 1 => limit /= 2,
-                Err(Error::Corrupt { location, reason }) => {
+                Err(Error::Corrupt { location, reason, .. }) => {
                     exam.has_unknown_tenant = true;
                     let finding = Finding::new(location, reason, RESTORE_ADVICE);
                     // The same finding again: all heads are affected, not only one.
@@ -84,7 +84,7 @@ impl Tenure {
         }
         // After the sessions, so that all media that they reference are known.
         let store_findings = match self.store().check(&[]).await {
-            Err(Error::Corrupt { location, reason }) => {
+            Err(Error::Corrupt { location, reason, .. }) => {
                 vec![Finding::new(location, reason, "restore the store from a backup")]
             }
             findings => findings?,
@@ -182,7 +182,7 @@ impl Examination<'_> {
         for attempt in 1.. {
             let findings = match self.check_session(&head).await {
                 Ok(findings) => findings,
-                Err(Error::Corrupt { location, reason }) => {
+                Err(Error::Corrupt { location, reason, .. }) => {
                     self.unreadable.insert(head.tenant.clone());
                     vec![Finding::new(location, reason, RESTORE_ADVICE)]
                 }
@@ -278,7 +278,7 @@ impl Examination<'_> {
             Ok(Some(bytes)) if BlobId::of(&bytes) == *id => None,
             Ok(Some(_)) => Some(format!("it references blob {id}, whose content does not match its hash")),
             Ok(None) => Some(format!("it references blob {id}, which is missing")),
-            Err(Error::Corrupt { location, reason }) => {
+            Err(Error::Corrupt { location, reason, .. }) => {
                 Some(format!("it references blob {id}, which is damaged at {location}: {reason}"))
             }
             Err(e) => return Err(e),

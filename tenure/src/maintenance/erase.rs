@@ -9,6 +9,7 @@ use jiff::Timestamp;
 
 /// The receipt of an erasure.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ErasureReceipt {
     /// The user who was erased.
     pub user: User,

@@ -25,6 +25,7 @@ const MAX_CONCURRENT_ENDS: usize = 16;
 
 /// The result of one pass of the sweep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SweepReport {
     /// Sessions that expired.
     pub expired: Vec<SessionKey>,

@@ -41,6 +41,7 @@ impl Default for DreamRules {
 
 /// The report of a dream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Dream {
     /// The id of the dream.
     pub id: String,
@@ -56,6 +57,7 @@ pub struct Dream {
 
 /// A memory that was promoted from a session to its user.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct PromotedMemory {
     /// The id of the memory.
     pub memory: String,
@@ -185,7 +187,8 @@ impl Tenure {
             after = Some(last.key.clone());
             for item in &page {
                 let subject = || format!("recall {} of {}", item.key, recalls.owner);
-                let event: RecallEvent = serde_json::from_str(&item.value).map_err(|e| Error::corrupt(subject(), e))?;
+                let event: RecallEvent =
+                    serde_json::from_str(&item.value).map_err(|e| Error::corrupt_from(subject(), e))?;
                 for memory in event.memories {
                     let stats = all_stats.entry(memory.id).or_default();
                     stats.recalls += 1;
@@ -230,7 +233,7 @@ impl Tenure {
     async fn all_dreams(&self, tenant: &Tenant) -> Result<Vec<Dream>> {
         let items = self.store().items(&dream_namespace(tenant), None, MAX_DREAMS * 2).await?;
         let decode = |item: &Item| {
-            serde_json::from_str(&item.value).map_err(|e| Error::corrupt(format!("dream {}", item.key), e))
+            serde_json::from_str(&item.value).map_err(|e| Error::corrupt_from(format!("dream {}", item.key), e))
         };
         items.iter().rev().map(decode).collect()
     }

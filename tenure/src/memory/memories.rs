@@ -30,6 +30,7 @@ pub(crate) const SYSTEM: &str = "tenure:system";
 
 /// The target of a memory operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MemoryTarget {
     /// The memories available to a session: its own, its user's or its group's, depending on its
     /// assistant's policy.
@@ -128,7 +129,7 @@ pub(crate) fn is_fresh(item: &Item, now: Timestamp) -> bool {
 
 /// Deserializes the stored form of a memory.
 pub(crate) fn decode_memory(item: &Item) -> Result<MemoryRecord> {
-    serde_json::from_str(&item.value).map_err(|e| Error::corrupt(format!("memory {}", item.key), e))
+    serde_json::from_str(&item.value).map_err(|e| Error::corrupt_from(format!("memory {}", item.key), e))
 }
 
 /// Serializes a memory for storage.
@@ -165,6 +166,22 @@ pub(crate) fn memory_from_item(namespace: &Namespace, item: Item) -> Result<Memo
         expires_at: item.expires_at,
         dream: record.dream,
     })
+}
+
+/// Adds the source, its messages and the metadata of a new memory to the stored form.
+fn merge_memory(record: &mut MemoryRecord, source: String, new_memory: NewMemory) {
+    let mut messages = record.sources.remove(&source).unwrap_or_default();
+    messages.extend(new_memory.messages);
+    messages.sort_unstable();
+    messages.dedup();
+    record.sources.insert(source, messages);
+    record.metadata.extend(new_memory.metadata);
+}
+
+/// When a memory that is stored now expires.
+fn expiry(policy: &MemoryPolicy, now: Timestamp) -> Option<Timestamp> {
+    let retention = SignedDuration::try_from(policy.retention?).ok()?;
+    now.checked_add(retention).ok()
 }
 
 /// Returns true if the message with this position is among `messages`, which are ordered by
@@ -256,14 +273,14 @@ impl Tenure {
     ) -> Result<Memory> {
         let location = self.resolve_memory_target(principal, target).await?;
         let text = self.memory_text(&new_memory.text)?;
-        let source = match &location.session {
-            Some(head) => head.info.session_id.to_string(),
-            None => format!("@{}", principal.user),
-        };
         self.check_messages(principal, &location, &new_memory.messages).await?;
         if location.policy.max_entries == 0 {
             return Err(Error::invalid("text", "memories cannot be stored: `memory.max_entries` is 0"));
         }
+        let source = match &location.session {
+            Some(head) => head.info.session_id.to_string(),
+            None => format!("@{}", principal.user),
+        };
         let vector = self.vector_of(&text).await;
         let id = memory_id(&text);
         // Write the back references first: a dangling reference is harmless, a memory without one
@@ -274,32 +291,30 @@ impl Tenure {
         let namespace = &location.namespace;
         let existing = self.store().get(namespace, &id, None).await?.filter(|i| is_fresh(i, now));
         let mut record = existing.as_ref().map_or_else(|| Ok(MemoryRecord::default()), decode_memory)?;
-        let mut messages = record.sources.remove(&source).unwrap_or_default();
-        messages.extend(new_memory.messages);
-        messages.sort_unstable();
-        messages.dedup();
-        record.sources.insert(source, messages);
+        merge_memory(&mut record, source, new_memory);
         record.assistant = record.assistant.or(location.assistant.clone());
-        record.metadata.extend(new_memory.metadata);
         record.vector = vector.or(record.vector);
         let indexed_text = indexable_text(&text);
         record.text = (indexed_text != text).then_some(text);
-        let value = encode_memory(&record);
-        let max = self.limits().max_item_bytes;
-        if value.len() > max {
-            return Err(Error::TooLarge {
-                subject: "a memory's metadata".into(),
-                limit: "max_item_bytes",
-                max: max as u64,
-            });
-        }
-        let retention = location.policy.retention.and_then(|d| SignedDuration::try_from(d).ok());
-        let expires_at = retention.and_then(|retention| now.checked_add(retention).ok());
-        let uses = existing.map_or(0, |i| i.uses);
-        let item = Item { text: Some(indexed_text), uses, expires_at, ..Item::new(id, value, now) };
+        let item = Item {
+            text: Some(indexed_text),
+            uses: existing.map_or(0, |i| i.uses),
+            expires_at: expiry(&location.policy, now),
+            ..Item::new(id, self.encode_within_limit(&record)?, now)
+        };
         self.store().put(namespace, &item, sampled_eviction_cap(location.policy.max_entries, &item.key)).await?;
         self.memory_changed(namespace, &item.key).await?;
         memory_from_item(namespace, item)
+    }
+
+    fn encode_within_limit(&self, record: &MemoryRecord) -> Result<String> {
+        let value = encode_memory(record);
+        let max = self.limits().max_item_bytes;
+        if value.len() > max {
+            let subject = "a memory's metadata".into();
+            return Err(Error::TooLarge { subject, limit: "max_item_bytes", max: max as u64 });
+        }
+        Ok(value)
     }
 
     /// Trims, redacts and validates a text for storage as a memory.

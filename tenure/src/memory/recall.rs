@@ -5,7 +5,7 @@ use crate::memory::memories::{MemoryLocation, MemoryTarget, indexable_text, is_f
 use crate::memory::vectors::NearestResult;
 use crate::rules::prompt::tokens;
 use crate::rules::text::words;
-use crate::store::item::{Item, Owner};
+use crate::store::item::{Item, Namespace, Owner};
 use crate::tenure::Tenure;
 use crate::types::error::Result;
 use crate::types::id::{Principal, SessionId, Tenant};
@@ -40,6 +40,7 @@ const MAX_QUESTION_BYTES: usize = 4096;
 
 /// The result of a recall.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct RecallResult {
     /// The memories, best match first.
     pub memories: Vec<RecallHit>,
@@ -52,6 +53,7 @@ pub struct RecallResult {
 
 /// A recalled memory with its score.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct RecallHit {
     /// The relevance score, comparable only within one result.
     pub score: f64,
@@ -177,26 +179,33 @@ impl Tenure {
         };
         let word_hits: Vec<String> =
             word_hits?.into_iter().filter(|h| is_relevant(&h.item)).map(|h| h.item.key).collect();
-        let mut ranked = fuse(&word_hits, &nearest).into_iter();
+        let memories = self.read_hits(namespace, fuse(&word_hits, &nearest), &nearest, limit).await?;
+        Ok(RecallResult { memories, by_meaning, note })
+    }
+
+    /// Reads the best `limit` memories of a ranking, and updates their last-use times. Some may have
+    /// been removed or have expired since the search; the next candidates take their places.
+    async fn read_hits(
+        &self,
+        namespace: &Namespace,
+        ranked: Vec<(String, f64)>,
+        nearest: &[(String, f32)],
+        limit: usize,
+    ) -> Result<Vec<RecallHit>> {
+        let now = self.now();
+        let mut ranked = ranked.into_iter();
         let mut memories = Vec::new();
-        // Some may have been removed or have expired since the search; continue with the next
-        // candidates.
         while memories.len() < limit && ranked.len() > 0 {
-            let batch: Vec<_> = ranked.by_ref().take(limit - memories.len()).collect();
-            let mut items: Vec<Option<Item>> = Vec::with_capacity(batch.len());
-            for keys in batch.chunks(CONCURRENT_READS) {
-                items.extend(
-                    try_join_all(keys.iter().map(|(key, _)| self.store().get(namespace, key, Some(now)))).await?,
-                );
-            }
-            for ((key, score), item) in batch.iter().zip(items) {
+            let batch: Vec<_> = ranked.by_ref().take((limit - memories.len()).min(CONCURRENT_READS)).collect();
+            let reads = batch.iter().map(|(key, _)| self.store().get(namespace, key, Some(now)));
+            let items = try_join_all(reads).await?;
+            for ((key, score), item) in batch.into_iter().zip(items) {
                 let Some(item) = item.filter(|item| is_fresh(item, now)) else { continue };
-                let score = *score;
-                let similarity = nearest.iter().find(|(k, _)| k == key).map(|(_, cosine)| *cosine);
+                let similarity = nearest.iter().find(|(k, _)| *k == key).map(|(_, cosine)| *cosine);
                 memories.push(RecallHit { score, similarity, memory: memory_from_item(namespace, item)? });
             }
         }
-        Ok(RecallResult { memories, by_meaning, note })
+        Ok(memories)
     }
 
     fn recall_event(&self, question: &str, hits: &[RecallHit]) -> Option<Item> {

@@ -12,6 +12,7 @@ use crate::memory::memories::{MEMORY, decode_memory};
 use crate::store::item::{Item, Namespace, Owner};
 use crate::tenure::Tenure;
 use crate::types::error::{Error, Result};
+use crate::types::error_source::{BoxError, ErrorSource};
 use crate::types::memory::MemoryRecord;
 use crate::types::vector::Vector;
 use jiff::{SignedDuration, Timestamp};
@@ -46,8 +47,8 @@ impl Tenure {
         let embedder = self.engine.options().embedder.as_ref()?;
         match embed(embedder, vec![text.to_owned()]).await {
             Ok(vectors) => vectors.first().map(|v| Vector::new(embedder.name(), v)),
-            Err(reason) => {
-                tracing::warn!(reason, "could not embed a memory; it is found by words only until it is embedded");
+            Err(e) => {
+                tracing::warn!(reason = %e, "could not embed a memory; it is found by words only until it is embedded");
                 None
             }
         }
@@ -72,7 +73,7 @@ impl Tenure {
         };
         let vectors = match embed(embedder, vec![question.to_owned()]).await {
             Ok(vectors) => vectors,
-            Err(reason) => return Ok(NearestResult::Skipped(reason)),
+            Err(e) => return Ok(NearestResult::Skipped(e.to_string())),
         };
         let slot = self.vector_index(namespace, embedder);
         let mut index = slot.index.lock().await;
@@ -177,7 +178,8 @@ impl Tenure {
             }
             for batch in missing.chunks(BATCH) {
                 let texts = batch.iter().map(|(_, text)| text.clone()).collect();
-                let vectors = embed(embedder, texts).await.map_err(Error::unavailable)?;
+                let vectors =
+                    embed(embedder, texts).await.map_err(|e| Error::unavailable_from(ErrorSource::boxed(e)))?;
                 for ((id, _), vector) in batch.iter().zip(vectors) {
                     self.store_vector(namespace, id, Vector::new(embedder.name(), &vector)).await?;
                 }
@@ -210,7 +212,7 @@ impl Tenure {
     }
 }
 
-async fn embed(embedder: &Embedder, texts: Vec<String>) -> Result<Vec<Vec<f32>>, String> {
+async fn embed(embedder: &Embedder, texts: Vec<String>) -> Result<Vec<Vec<f32>>, BoxError> {
     let timed_out = |_| format!("embedder {} timed out after {EMBED_TIMEOUT:?}", embedder.name());
     tokio::time::timeout(EMBED_TIMEOUT, embedder.embed(texts)).await.map_err(timed_out)?
 }

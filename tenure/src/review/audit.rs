@@ -18,6 +18,7 @@ use std::collections::{HashSet, VecDeque};
 
 /// The audit trail of a session.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct AuditTrail {
     /// The decisions, oldest first.
     pub decisions: Vec<AuditedDecision>,
@@ -88,6 +89,7 @@ const HEADS_PER_PAGE: usize = 100;
 /// A paged export of the decisions of all sessions visible to a principal. Memory is bounded by one
 /// page of records and sixteen bytes per session with decisions.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct AuditExport {
     tenure: Tenure,
     owner_filter: OwnerFilter,

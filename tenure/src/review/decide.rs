@@ -28,6 +28,7 @@ pub enum ReviewFilter {
 
 /// A page of reviews.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ReviewPage {
     /// The reviews, each with the head of its session; most recently active sessions first.
     pub reviews: Vec<(Head, Review)>,
@@ -96,27 +97,34 @@ impl Tenure {
         review.await.map_err(|e| hide_session(e, id))
     }
 
-    /// Claims a review for `claimant`, so that no other reviewer can claim or decide it until
-    /// `duration` has elapsed. If `claimant` is `None`, releases the claim held by `previous`.
-    /// Returns [`Error::Claimed`] if another reviewer holds it.
+    /// Claims a review for `reviewer`, so that no other reviewer can claim or decide it until
+    /// `duration` has elapsed. Returns [`Error::Claimed`] if another reviewer holds it.
     pub async fn claim_review(
         &self,
         principal: &Principal,
         id: &ReviewId,
-        claimant: Option<&str>,
-        previous: Option<&str>,
+        reviewer: &str,
         duration: SignedDuration,
     ) -> Result<Review> {
-        let updated = self.update_review(principal, id, |_, review, now| {
-            let holder = claimant.or(previous).unwrap_or_default();
-            check_claim(review, holder, now)?;
-            let until = claimant.and_then(|_| now.checked_add(duration).ok());
-            let mut claimed = review.clone();
-            claimed.claimed = claimant.map(|claimant| (claimant.to_owned(), until));
-            let entry = Entry::ReviewClaimed { review: id.clone(), by: claimant.map(str::to_owned), until };
+        self.update_review(principal, id, |_, review, now| {
+            check_claim(review, reviewer, now)?;
+            let until = now.checked_add(duration).ok();
+            let claimed = Review { claimed: Some((reviewer.to_owned(), until)), ..review.clone() };
+            let entry = Entry::ReviewClaimed { review: id.clone(), by: Some(reviewer.to_owned()), until };
             Ok((vec![entry], claimed))
-        });
-        updated.await
+        })
+        .await
+    }
+
+    /// Releases the claim of `reviewer` on a review. Returns [`Error::Claimed`] if another reviewer
+    /// holds it.
+    pub async fn release_review(&self, principal: &Principal, id: &ReviewId, reviewer: &str) -> Result<Review> {
+        self.update_review(principal, id, |_, review, now| {
+            check_claim(review, reviewer, now)?;
+            let entry = Entry::ReviewClaimed { review: id.clone(), by: None, until: None };
+            Ok((vec![entry], Review { claimed: None, ..review.clone() }))
+        })
+        .await
     }
 
     /// Decides a review. The last open review of a session reactivates the session and releases its

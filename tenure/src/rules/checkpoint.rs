@@ -1,6 +1,7 @@
 //! Builds the entries of checkpoints, rewinds and forks.
 
 use crate::rules::session::{Checkpoint, Point, ResolvedPoint, Session, StoredMessage, checkpoint};
+use crate::rules::turns::TurnCounter;
 use crate::types::entry::{CheckpointEntry, Entry, Parent, Record, RewindEntry, SessionCreated};
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
@@ -35,13 +36,11 @@ pub(crate) fn resolve_point(session: &Session, point: &Point) -> Result<Resolved
     session.locate(point).ok_or_else(|| Error::NoSuchPoint { session_id, point: point.to_string() })
 }
 
-/// Builds the entry that rewinds a session to its first `retained` messages. Also returns the messages that it
-/// discards.
-pub(crate) fn rewind_entry(session: &Session, retained: usize) -> (Entry, Vec<Message>) {
+/// Builds the entry that rewinds a session to its first `retained` messages.
+pub(crate) fn rewind_entry(session: &Session, retained: usize) -> Entry {
     let end = ResolvedPoint { seq: session.head().seq, position: retained, digest: session.head().digest.clone() };
     let point = session.locate(&Point::Position(retained)).unwrap_or(end);
-    let discarded = session.messages[retained..].iter().map(|m| m.message.clone()).collect();
-    (Entry::Rewound(RewindEntry { to: point.seq, digest: point.digest }), discarded)
+    Entry::Rewound(RewindEntry { to: point.seq, digest: point.digest })
 }
 
 /// Builds the automatic checkpoint after new messages. `None` unless they end with a completed answer.
@@ -50,8 +49,10 @@ pub(crate) fn automatic_checkpoint(head: &Head, new: &[Message], run: Option<&Ru
     if last.role() != Role::Assistant || !last.is_visible() {
         return None;
     }
-    let mut counter = TurnCounter { turns: head.digest.turns, last: head.digest.last };
-    new.iter().for_each(|m| counter.count(m.role()));
+    let mut counter = TurnCounter::after(&head.digest);
+    for message in new {
+        counter.count(message.role());
+    }
     let label = CheckpointLabel::new(format!("turn-{}", counter.turns)).ok()?;
     Some(Entry::Checkpoint(CheckpointEntry {
         label,
@@ -62,28 +63,11 @@ pub(crate) fn automatic_checkpoint(head: &Head, new: &[Message], run: Option<&Ru
     }))
 }
 
-/// Counts turns: user messages that do not follow another user message.
-struct TurnCounter {
-    turns: usize,
-    last: Option<Role>,
-}
-
-impl TurnCounter {
-    fn count(&mut self, role: Role) {
-        if role == Role::User && self.last != Some(Role::User) {
-            self.turns += 1;
-        }
-        if !role.is_instruction() {
-            self.last = Some(role);
-        }
-    }
-}
-
 /// Computes the checkpoints that a run would have set along these messages: `turn-N` after each answer, and
 /// `turn-N.M` after the results of the turn's M-th round of tool calls.
 pub fn make_checkpoints(messages: &[StoredMessage]) -> Vec<Checkpoint> {
     let mut checkpoints = Vec::new();
-    let mut counter = TurnCounter { turns: 0, last: None };
+    let mut counter = TurnCounter::default();
     let mut rounds = 0;
     for (i, stored) in messages.iter().enumerate() {
         let role = stored.message.role();

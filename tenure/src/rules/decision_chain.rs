@@ -106,6 +106,7 @@ impl ChainCheck {
 
 /// One decision of the audit trail.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct AuditedDecision {
     /// The session of the decision.
     pub session: SessionId,

@@ -1,5 +1,6 @@
 //! Advances a log digest message by message, without reading earlier messages.
 
+use crate::rules::turns::TurnCounter;
 use crate::types::digest::{LogDigest, MAX_DIGEST_CALLS, VisibleHash};
 use crate::types::message::meaning::Meaning;
 use crate::types::message::{Message, Role};
@@ -14,12 +15,10 @@ impl LogDigest {
     pub fn advance(&mut self, message: &Message) {
         let role = message.role();
         self.messages += 1;
-        if role == Role::User && self.last != Some(Role::User) {
-            self.turns += 1;
-        }
-        if !role.is_instruction() {
-            self.last = Some(role);
-        }
+        let mut counter = TurnCounter::after(self);
+        counter.count(role);
+        self.turns = counter.turns;
+        self.last = counter.last;
         match role {
             Role::User => self.calls.clear(),
             Role::Assistant => {

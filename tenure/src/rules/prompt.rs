@@ -15,6 +15,7 @@
 use crate::rules::decided_calls::with_decisions;
 use crate::rules::overlay::Overlay;
 use crate::rules::session::{Review, Session, StoredMessage, Summary};
+use crate::rules::turns::begins_turn;
 use crate::types::id::Seq;
 use crate::types::message::{Message, Role};
 use crate::types::policy::Window;
@@ -203,18 +204,17 @@ fn window_start(messages: &[&Message], window: &Window, prefix_tokens: impl Fn()
     start
 }
 
-/// Returns the start of the last turn: a user message that does not follow another. Messages before the first
-/// turn belong to it.
+/// Returns the start of the last turn. Messages before the first turn belong to it.
 fn last_turn(messages: &[&Message]) -> usize {
     let is_conversation = |i: &usize| !messages[*i].role().is_instruction();
     let is_user = |i: &usize| messages[*i].role() == Role::User;
     let mut end = messages.len();
     while let Some(user) = (0..end).rfind(is_user) {
-        match (0..user).rfind(is_conversation) {
-            Some(before) if is_user(&before) => end = user,
-            Some(_) if (0..user).any(|i| is_user(&i)) => return user,
-            _ => return 0,
+        let last = (0..user).rfind(is_conversation).map(|i| messages[i].role());
+        if begins_turn(Role::User, last) {
+            return if (0..user).any(|i| is_user(&i)) { user } else { 0 };
         }
+        end = user;
     }
     0
 }

@@ -1,11 +1,12 @@
 //! The fold: builds a session from its log. This is the only module that defines what an entry means.
 
+use crate::rules::turns::TurnCounter;
 use crate::types::decision_chain::DecisionChain;
 use crate::types::digest::LogDigest;
 use crate::types::entry::{CheckpointEntry, Entry, MessageEntry, Record, ReviewDecided, ReviewOpened, RunOutcome};
 use crate::types::head::{Head, LogEnd};
 use crate::types::id::{CheckpointLabel, RunId, Seq, SessionKey};
-use crate::types::message::{Message, Role};
+use crate::types::message::Message;
 use crate::types::resumable::Resumable;
 use jiff::Timestamp;
 use serde::Serialize;
@@ -47,6 +48,7 @@ impl StoredMessage {
 /// A checkpoint: a named position to which a session can be rewound. It is a pointer into the log and copies
 /// nothing.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Checkpoint {
     /// The name of the checkpoint.
     pub label: CheckpointLabel,
@@ -96,6 +98,7 @@ pub(crate) fn tokens_used(state: &Map<String, Value>) -> u64 {
 
 /// A run: the execution of one turn.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Run {
     /// The id of the run.
     pub id: RunId,
@@ -118,6 +121,7 @@ pub struct Run {
 
 /// A tool call that was started.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct ToolCallStart {
     /// The record that started the call.
     pub seq: Seq,
@@ -146,6 +150,7 @@ impl Run {
 
 /// A review: a request for a decision, and the decision.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Review {
     /// When the review was opened.
     pub opened_at: Timestamp,
@@ -171,6 +176,7 @@ impl Review {
 
 /// A summary that replaces the oldest messages in the prompt (D-066).
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Summary {
     /// The record of the summary.
     pub seq: Seq,
@@ -215,8 +221,6 @@ pub struct Session {
     pub(crate) pending: Vec<Record>,
     /// The end of the committed log: the base of the commit of the pending records. Set by the first of them.
     pub(crate) committed_end: Option<LogEnd>,
-    /// The messages that the pending records discarded.
-    pub(crate) discarded: Vec<Message>,
     /// The number of older messages that are not loaded, and the record before which they lie.
     pub(crate) older: (usize, Seq),
     /// Size of all messages in bytes, approximately: media may have been attached again.
@@ -225,6 +229,7 @@ pub struct Session {
 
 /// A position in a session, as a user specifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Point {
     /// After the newest checkpoint with this label.
     Label(String),
@@ -323,7 +328,6 @@ impl Session {
             uncompacted: false,
             pending: Vec::new(),
             committed_end: None,
-            discarded: Vec::new(),
             older: (0, 0),
             bytes: 0,
         }
@@ -545,21 +549,13 @@ impl Session {
 
 /// Returns the position after `turns` turns.
 fn turn_position(messages: &[StoredMessage], turns: usize) -> Option<usize> {
-    let mut seen_turns = 0;
-    let mut last = None;
+    let mut counter = TurnCounter::default();
     for (i, stored) in messages.iter().enumerate() {
-        let role = stored.message.role();
-        if role == Role::User && last != Some(Role::User) {
-            if seen_turns == turns {
-                return Some(i);
-            }
-            seen_turns += 1;
-        }
-        if !role.is_instruction() {
-            last = Some(role);
+        if counter.count(stored.message.role()) && counter.turns > turns {
+            return Some(i);
         }
     }
-    (seen_turns == turns).then_some(messages.len())
+    (counter.turns == turns).then_some(messages.len())
 }
 
 /// Creates a checkpoint from its log entry.

@@ -13,6 +13,7 @@ use crate::rules::decided_calls::with_decisions;
 use crate::rules::prompt::{active_instructions, count_initial_instructions, tokens};
 pub use crate::rules::session::SUMMARY_MARKER;
 use crate::rules::session::{Review, Session, StoredMessage};
+use crate::rules::turns::TurnCounter;
 use crate::types::id::Seq;
 use crate::types::message::{Message, Role};
 use crate::types::policy::Window;
@@ -84,13 +85,13 @@ fn turns(session: &Session) -> Vec<SummaryTurn> {
     let from = session.summary().map_or(0, |s| s.position).max(count_initial_instructions(&session.messages));
     let mut turns: Vec<SummaryTurn> = Vec::new();
     let mut calls: HashMap<String, Vec<usize>> = HashMap::new();
-    let mut has_question = false;
-    let mut last = None;
+    let mut counter = TurnCounter::default();
     let mut answered = false;
     for (i, stored) in session.messages.iter().enumerate().skip(from).filter(|(_, m)| !m.replaces_instructions) {
         let message = &stored.message;
         let role = message.role();
-        let is_start = role == Role::User && last != Some(Role::User) && has_question;
+        // Messages before the first question belong to its turn.
+        let is_start = counter.count(role) && counter.turns > 1;
         if turns.is_empty() || is_start {
             let start = if turns.is_empty() { from } else { i };
             if let Some(previous) = turns.last_mut() {
@@ -103,9 +104,7 @@ fn turns(session: &Session) -> Vec<SummaryTurn> {
         let call = message.tool_call_id().and_then(|id| calls.get_mut(&id)?.pop());
         turns[call.unwrap_or(current)..current].iter_mut().for_each(|t| t.closed = false);
         let new_calls = message.tool_calls();
-        has_question |= role == Role::User;
         if !role.is_instruction() {
-            last = Some(role);
             answered = role == Role::Assistant && new_calls.is_empty();
         }
         new_calls.into_iter().for_each(|c| calls.entry(c.id).or_default().push(current));

@@ -22,6 +22,7 @@ use jiff::Timestamp;
 
 /// The result of a compaction.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct CompactionResult {
     /// The end of the log after the compaction.
     pub seq: Seq,

@@ -8,42 +8,40 @@
 
 mod calls;
 mod retry;
+mod step_commit;
+mod tool_call;
 
-use crate::engine::idempotency::expiring_item;
 use crate::engine::pending_commit::PendingCommit;
 use crate::engine::turn_lock::StopReason;
 use crate::executors::model::Prompt;
 use crate::executors::tools::ToolContext;
-use crate::memory::recall::{RECALLS, with_block};
+use crate::memory::recall::with_block;
 use crate::rules::answer::{ModelAnswer, add_usage};
-use crate::rules::next::{CallAction, NextStep, PendingCall, ReviewRequest, RunRules, next_after};
+use crate::rules::next::NextStep;
 use crate::rules::partial::PartialSession;
 use crate::rules::prompt::build_history;
 use crate::rules::run_entries::{CANCELLED, run_ended_entry};
-use crate::rules::session::{CACHED, Run, StoredMessage, TOKENS, tokens_used};
+use crate::rules::session::{Run, StoredMessage, tokens_used};
 use crate::rules::tool_call_filter::ToolCallFilter;
-use crate::run::executors::{Executors, RunEvent, StoredAnswer, ToolProgress, TurnError, TurnOutcome};
-use crate::run::idempotency::ANSWERS;
+use crate::run::executors::{Executors, RunEvent, ToolProgress, TurnError, TurnOutcome};
 use crate::run::lease::LeaseState;
 use crate::run::open_run::{OpenRun, RunContext};
 use crate::store::item::Item;
-use crate::types::entry::{
-    CheckpointEntry, Entry, MessageEntry, Patch, ReviewOpened, ReviewTimeout, RunOutcome, SessionPatch,
-};
+use crate::types::entry::{Entry, MessageEntry, RunOutcome};
 use crate::types::error::{Error, Result};
-use crate::types::id::{CheckpointLabel, ReviewId, RunId, Seq};
+use crate::types::id::Seq;
 use crate::types::message::{Message, Role};
 use crate::types::model::{ModelChunk, ModelError};
-use crate::types::policy::{CheckpointPolicy, RunPolicy};
-use crate::types::status::Status;
+use crate::types::policy::RunPolicy;
 use crate::types::tool::Tool;
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use retry::Backoff;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use step_commit::StepInput;
 
 impl OpenRun {
     /// Executes the run and commits every step. A client that disconnects does not stop it (D-049).
@@ -401,61 +399,13 @@ impl<'a> Execution<'a> {
     /// requests, or the end of the run. `is_round_complete` is true if no other call of this round
     /// is in flight. Returns [`Error::Superseded`] if this node no longer holds the run.
     async fn commit_messages(&mut self, messages: Vec<Message>, is_round_complete: bool) -> Result<NextStep> {
-        let tenure = &self.context.tenure;
         let id = &self.context.session_id;
-        let run = &self.context.run;
-        let committed = tenure.write_partial_with_retries(&self.context.principal, id, |session, now| {
-            let Some(held_run) = self.held_run(session) else { return Ok(self.superseded_commit(session)) };
-            let message_entry = |m: &Message| Entry::Message(MessageEntry::by_run(run, m.clone()));
-            let mut builder = EntryBuilder { session, entries: Vec::new(), steps: last_step(session, held_run) };
-            let results = messages.iter().any(|m| m.tool_call_id().is_some());
-            for message in &messages {
-                builder.entries.push(message_entry(message));
-                if results && self.policy.checkpoints == CheckpointPolicy::Tool {
-                    builder.checkpoint(run, self.checkpoint_state());
-                }
-            }
-            let rules = RunRules { tools: &self.tools, review: &self.policy.review, client_tools: self.client_tools };
-            let step = if is_round_complete { next_after(session, &messages, &rules) } else { NextStep::Wait };
-            if is_round_complete && results && self.policy.checkpoints == CheckpointPolicy::Step {
-                builder.checkpoint(run, self.checkpoint_state());
-            }
-            if is_round_complete && let CheckpointPolicy::Every(interval) = self.policy.checkpoints {
-                let since =
-                    session.checkpoints.last().map_or(held_run.started_at, |c| c.created_at).max(held_run.started_at);
-                if Duration::try_from(now.duration_since(since)).is_ok_and(|age| age >= interval) {
-                    builder.checkpoint(run, self.checkpoint_state());
-                }
-            }
-            let mut items: Vec<_> = self.recall_event.iter().map(|event| (RECALLS.to_owned(), event.clone())).collect();
-            match &step {
-                NextStep::Tools(jobs) => {
-                    builder.entries.extend(jobs.iter().filter_map(|job| self.tool_started_entry(job)))
-                }
-                NextStep::Review(requests) => {
-                    builder.checkpoint(run, self.checkpoint_state());
-                    for request in requests {
-                        let seq = builder.next_seq();
-                        builder.entries.push(Entry::review_opened(self.review_opened(request, seq, now)));
-                    }
-                    let reason = Some("waiting for review".to_owned());
-                    builder.entries.push(Entry::Status { to: Status::Paused, reason });
-                }
-                NextStep::Done if is_round_complete => {
-                    let turn = (self.policy.checkpoints != CheckpointPolicy::Manual)
-                        .then(|| crate::rules::checkpoint::automatic_checkpoint(session.head, &messages, Some(run)));
-                    builder.entries.extend(turn.flatten());
-                    builder.entries.extend(self.new_model(session));
-                    builder.entries.push(run_ended_entry(run, RunOutcome::Completed, None, None));
-                    items.extend(self.answer_item());
-                }
-                _ => {}
-            }
-            self.lease_state.releasing.store(matches!(step, NextStep::Done | NextStep::Review(_)), Ordering::Relaxed);
-            let seq = builder.next_seq() - 1;
-            let mut pending = PendingCommit::new(builder.entries, Some((seq, step)));
-            pending.items = items;
-            Ok(pending)
+        let principal = &self.context.principal;
+        let committed = self.context.tenure.write_partial_with_retries(principal, id, |session, now| {
+            Ok(match self.held_run(session) {
+                Some(run) => self.step_commit(StepInput { session, run, messages: &messages, is_round_complete, now }),
+                None => self.superseded_commit(session),
+            })
         });
         match committed.await {
             Ok(Some((seq, step))) => {
@@ -498,71 +448,6 @@ impl<'a> Execution<'a> {
         PendingCommit::new(if is_held { vec![entry] } else { Vec::new() }, None)
     }
 
-    /// The entry that stores the answering model as the session's model, if it has changed.
-    fn new_model(&self, session: PartialSession<'_>) -> Option<Entry> {
-        let model = self.context.model.as_ref().filter(|m| Some(*m) != session.head.info.model.as_ref())?;
-        Some(Entry::info(SessionPatch { model: Patch::Set(model.clone()), ..SessionPatch::default() }))
-    }
-
-    /// The item that stores the response for a replay under the same idempotency key.
-    fn answer_item(&self) -> Option<(String, Item)> {
-        (self.context.store_answer && self.answer.message().is_some()).then(|| {
-            let mut stream = self.streamed.as_ref().map(|s| s.events.clone()).unwrap_or_default();
-            if !stream.is_empty() {
-                // The usage event is sent only after this commit.
-                stream.extend(self.usage_event());
-            }
-            let replay = StoredAnswer {
-                body: self.body(),
-                reconcile_report: self.context.input.reconcile_report.clone(),
-                calls: self.calls.clone(),
-                stream,
-            };
-            let value = serde_json::to_string(&replay).expect("a replay serializes to JSON");
-            (ANSWERS.to_owned(), expiring_item(self.context.run.as_str(), value, self.context.tenure.now()))
-        })
-    }
-
-    fn checkpoint_state(&self) -> Map<String, Value> {
-        match self.tokens {
-            0 => Map::new(),
-            tokens => Map::from_iter([(TOKENS.to_owned(), json!(tokens))]),
-        }
-    }
-
-    fn tool_started_entry(&self, job: &PendingCall) -> Option<Entry> {
-        if matches!(job.action, CallAction::Respond(_)) {
-            return None;
-        }
-        let mut detail = self.checkpoint_state();
-        if self.hits.contains_key(&job.call.id) {
-            detail.insert(CACHED.to_owned(), json!(true));
-        }
-        let call = job.call.id.clone();
-        let tool = job.call.name.clone();
-        Some(Entry::ToolStarted { run: self.context.run.clone(), call, tool, detail })
-    }
-
-    fn review_opened(&self, request: &ReviewRequest, seq: Seq, now: Timestamp) -> ReviewOpened {
-        let rule = request.rule.and_then(|i| self.policy.review.get(i));
-        let timeout = rule.and_then(|r| r.timeout?.duration()).and_then(|d| SignedDuration::try_from(d).ok());
-        let expires_at = timeout.and_then(|timeout| now.checked_add(timeout).ok());
-        ReviewOpened {
-            review: ReviewId::of(&self.context.session_id, seq),
-            step: request.call.name.clone(),
-            run: Some(self.context.run.clone()),
-            call: Some(request.call.id.clone()),
-            queue: rule.and_then(|r| r.queue.clone()),
-            lost: request.lost,
-            // A lost call has no review timeout: whether it had side effects must not be decided by
-            // a timer.
-            timeout: rule
-                .filter(|_| !request.lost)
-                .and_then(|r| Some(ReviewTimeout { at: expires_at?, decision: r.on_timeout })),
-            detail: Map::from_iter([("arguments".to_owned(), request.arguments.clone())]),
-        }
-    }
-
     /// Ends the run as failed or cancelled, and persists the partial answer (D-048).
     async fn fail_run(&mut self, error: &TurnError) -> Result<()> {
         let partial_answer: Vec<Message> =
@@ -597,34 +482,4 @@ impl<'a> Execution<'a> {
             other => other.map(drop),
         }
     }
-}
-
-/// A builder for the entries of one commit.
-struct EntryBuilder<'s> {
-    session: PartialSession<'s>,
-    entries: Vec<Entry>,
-    steps: u64,
-}
-
-impl EntryBuilder<'_> {
-    fn next_seq(&self) -> Seq {
-        self.session.head.seq + self.entries.len() as Seq + 1
-    }
-
-    fn checkpoint(&mut self, run: &RunId, state: Map<String, Value>) {
-        self.steps += 1;
-        let label = format!("turn-{}.{}", self.session.head.digest.turns.max(1), self.steps);
-        if let Ok(label) = CheckpointLabel::new(label) {
-            let run = Some(run.clone());
-            let step = Some(self.steps);
-            self.entries.push(Entry::Checkpoint(CheckpointEntry { label, auto: true, run, step, state }));
-        }
-    }
-}
-
-/// The step number of the run's latest checkpoint, 0 if it has none. Checkpoints of other origin
-/// are skipped.
-fn last_step(session: PartialSession<'_>, run: &Run) -> u64 {
-    let checkpoints = session.checkpoints.iter().rev().take_while(|c| c.seq > run.seq);
-    checkpoints.filter(|c| c.run.as_ref() == Some(&run.id)).find_map(|c| c.step).unwrap_or(0)
 }

@@ -73,6 +73,7 @@ impl std::fmt::Debug for Executors<'_> {
 /// An event of a run in progress.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum RunEvent {
     /// A chunk of the model's answer.
     Chunk(ModelChunk),
@@ -82,6 +83,7 @@ pub enum RunEvent {
 
 /// The progress of a tool call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ToolProgress {
     /// The round of the run, counted from 1.
     pub round: usize,
@@ -150,6 +152,7 @@ impl StoredAnswer {
 
 /// The reason why a turn has no answer.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum TurnError {
     /// The store failed or rejected an operation.
     #[error(transparent)]

@@ -60,7 +60,7 @@ impl Tenure {
         };
         let Some(item) = self.store().get(&namespace, started.run.as_str(), None).await? else { return Ok(None) };
         let answer = serde_json::from_str(&item.value)
-            .map_err(|e| Error::corrupt(format!("the stored answer of run {}", started.run), e))?;
+            .map_err(|e| Error::corrupt_from(format!("the stored answer of run {}", started.run), e))?;
         Ok(Some(Box::new(answer)))
     }
 }

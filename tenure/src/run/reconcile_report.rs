@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// The report of how a request's messages were merged into the stored history.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ReconcileReport {
     /// Number of request messages that were already stored.
     pub matched: usize,

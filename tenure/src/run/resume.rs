@@ -20,6 +20,7 @@ use std::time::Duration;
 
 /// The events of a run after a given position.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct RunEvents {
     /// The records, oldest first.
     pub records: Vec<Record>,

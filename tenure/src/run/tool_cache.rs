@@ -14,6 +14,7 @@ const CACHE: &str = "cache";
 
 /// A cached tool result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct CachedToolResult {
     /// The hash of tool name and parameters.
     pub key: String,
@@ -118,7 +119,7 @@ fn is_fresh(item: &Item, now: Timestamp) -> bool {
 
 fn decode(item: &Item, id: &SessionId) -> Result<CachedToolResult> {
     let (tool, parameters, result) = serde_json::from_str(&item.value)
-        .map_err(|e| Error::corrupt(format!("cache of session {id}, key {}", item.key), e))?;
+        .map_err(|e| Error::corrupt_from(format!("cache of session {id}, key {}", item.key), e))?;
     Ok(CachedToolResult {
         key: item.key.clone(),
         tool,

@@ -45,11 +45,8 @@ impl Tenure {
                 .end_previous_run(session.as_partial(), turn_plan.run, turn_plan.request.on_busy, now)?
                 .into_iter()
                 .collect();
-            let mut discarded = Vec::new();
             if plan.retained < session.messages.len() {
-                let (entry, messages) = crate::rules::checkpoint::rewind_entry(session, plan.retained);
-                entries.push(entry);
-                discarded = messages;
+                entries.push(crate::rules::checkpoint::rewind_entry(session, plan.retained));
             }
             let first_seq = session.head().seq + 1 + entries.len() as Seq;
             entries.extend(plan.message_entries(first_seq).into_iter().map(Entry::Message));
@@ -72,7 +69,6 @@ impl Tenure {
             let mut pending = PendingCommit::new(entries, committed);
             let used_blobs: Vec<_> = plan.append.iter().flat_map(|p| p.message.blob_refs()).map(|c| c.id).collect();
             pending.blobs = blobs.iter().filter(|b| used_blobs.contains(&b.id)).cloned().collect();
-            pending.discarded = discarded;
             Ok(pending)
         })
         .await

@@ -73,6 +73,7 @@ impl From<Vec<Message>> for Append {
 
 /// The result of an append.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct AppendResult {
     /// The end of the log after the append.
     pub seq: Seq,

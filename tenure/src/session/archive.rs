@@ -18,6 +18,7 @@ use crate::store::item::{Item, Namespace, Owner};
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, Record};
 use crate::types::error::{Error, Result};
+use crate::types::error_source::{BoxError, ErrorSource};
 use crate::types::head::Head;
 use crate::types::id::{MAX_NAME_BYTES, Principal, SessionId, SessionKey};
 use crate::types::status::Status;
@@ -39,7 +40,7 @@ impl Tenure {
     pub fn on_archive<F, Fut>(&self, hook: F)
     where
         F: Fn(Head, Head) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Result<(), String>> + Send + 'static,
+        Fut: Future<Output = Result<(), BoxError>> + Send + 'static,
     {
         let mut hooks = self.shared.archive_hooks.write().unwrap_or_else(|e| e.into_inner());
         hooks.push(ArchiveHook(Arc::new(move |old, new| Box::pin(hook(old, new)))));
@@ -63,9 +64,9 @@ impl Tenure {
         let Some(archive) = self.begin_archive(&head).await? else { return Ok(()) };
         let hooks = self.shared.archive_hooks.read().unwrap_or_else(|e| e.into_inner()).clone();
         for ArchiveHook(hook) in &hooks {
-            hook(head.clone(), archive.clone())
-                .await
-                .map_err(|e| Error::unavailable(format!("an on_archive hook failed: {e}")))?;
+            hook(head.clone(), archive.clone()).await.map_err(|e| {
+                Error::unavailable(format!("an on_archive hook failed: {e}")).with_source(ErrorSource::boxed(e))
+            })?;
         }
         let key = head.key();
         let purged = self.store().purge_at(&key, head.info.created_at, head.seq).await;
@@ -149,7 +150,7 @@ impl Tenure {
 /// the new id.
 fn moved_back_reference(item: Item, from: &SessionKey, to: &SessionKey) -> Result<Item> {
     let owner = |key: &SessionKey| Owner::Session(key.session.clone()).to_string();
-    let corrupt = |e| Error::corrupt(format!("memory back reference {} of session {from}", item.key), e);
+    let corrupt = |e| Error::corrupt_from(format!("memory back reference {} of session {from}", item.key), e);
     let mut back_reference: BackReference = serde_json::from_str(&item.value).map_err(corrupt)?;
     if back_reference.owner == owner(from) {
         back_reference.owner = owner(to);

@@ -9,9 +9,10 @@ use crate::rules::run_entries::run_ended_entry;
 use crate::rules::session::{Checkpoint, Point, ResolvedPoint, Session, StoredMessage};
 use crate::tenure::{SessionObserver, Tenure};
 use crate::types::entry::{CheckpointEntry, Entry, RewindEntry, RunOutcome};
-use crate::types::error::{Error, Result};
+use crate::types::error::Result;
+use crate::types::error_source::BoxError;
 use crate::types::head::Head;
-use crate::types::id::{CheckpointLabel, Principal, Seq, SessionId, SessionKey};
+use crate::types::id::{CheckpointLabel, Principal, Seq, SessionId};
 use async_trait::async_trait;
 use jiff::Timestamp;
 use serde::Serialize;
@@ -45,7 +46,7 @@ pub struct DiscardedMessages {
 }
 
 type CheckpointFn =
-    dyn Fn(Head, CheckpointLabel, Seq) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> + Send + Sync;
+    dyn Fn(Head, CheckpointLabel, Seq) -> Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>> + Send + Sync;
 
 /// A callback that is called after a checkpoint was set.
 #[derive(Clone)]
@@ -61,8 +62,8 @@ impl fmt::Debug for CheckpointHook {
 impl SessionObserver for CheckpointHook {
     async fn committed(&self, _: &Tenure, event: &Committed) {
         let Some((label, seq)) = event.checkpoint.clone() else { return };
-        if let Err(reason) = self.0(event.head.clone(), label, seq).await {
-            tracing::warn!(session_id = %event.head.info.session_id, reason, "an on_checkpoint hook failed");
+        if let Err(e) = self.0(event.head.clone(), label, seq).await {
+            tracing::warn!(session_id = %event.head.info.session_id, reason = %e, "an on_checkpoint hook failed");
         }
     }
 }
@@ -196,7 +197,7 @@ impl Tenure {
     pub fn on_checkpoint<F, Fut>(&self, hook: F)
     where
         F: Fn(Head, CheckpointLabel, Seq) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Result<(), String>> + Send + 'static,
+        Fut: Future<Output = Result<(), BoxError>> + Send + 'static,
     {
         let hook = CheckpointHook(Arc::new(move |head, label, seq| Box::pin(hook(head, label, seq))));
         self.shared.observers.write().unwrap_or_else(|e| e.into_inner()).push(Arc::new(hook));
@@ -255,7 +256,6 @@ impl Tenure {
                     RewindResult { seq: session.head().seq, position, discarded },
                 ));
             }
-            let discarded_messages = session.messages[position..].iter().map(|m| m.message.clone()).collect();
             // An open review of a discarded call need not be decided, and its run cannot continue:
             // the run is cancelled.
             let moot_run = session.open_reviews().find(|r| r.seq > target.seq).and_then(|r| r.opened.run.clone());
@@ -266,9 +266,7 @@ impl Tenure {
             let entry = Entry::Rewound(RewindEntry { to: target.seq, digest: target.digest });
             let entries: Vec<Entry> = [entry].into_iter().chain(run_ended).chain(unpaused).collect();
             let seq = session.head().seq + entries.len() as Seq;
-            let mut draft = PendingCommit::new(entries, RewindResult { seq, position, discarded });
-            draft.discarded = discarded_messages;
-            Ok(draft)
+            Ok(PendingCommit::new(entries, RewindResult { seq, position, discarded }))
         })
         .await
     }
@@ -332,12 +330,9 @@ impl Tenure {
 
     /// Finds the ancestor whose own log contains `seq`. A new fork references that ancestor
     /// directly, so that parent chains stay short.
-    pub(crate) async fn find_log_owner(&self, mut head: Head, seq: Seq) -> Result<Head> {
-        while seq < head.first {
-            let Some(parent) = &head.parent else { break };
-            let key = SessionKey { tenant: head.tenant.clone(), session: parent.session.clone() };
-            head = self.store().head(&key).await?.ok_or(Error::NotFound { session_id: key.session })?;
-        }
-        Ok(head)
+    pub(crate) async fn find_log_owner(&self, head: Head, seq: Seq) -> Result<Head> {
+        let mut reader = self.engine.log_reader(head);
+        while seq < reader.current().first && reader.move_to_parent().await? {}
+        Ok(reader.current().clone())
     }
 }

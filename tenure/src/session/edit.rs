@@ -52,12 +52,11 @@ impl Session {
             let head = tenure.engine.begin_with(&self.head().key(), &records[0], more, blobs).await?;
             self.set_head(head);
         } else {
-            let discarded = self.discarded.clone();
             // The hash covers the records as they are stored, with blob references in place of media.
             let committed_hash = self.committed_end.map(|end| end.hash).unwrap_or_default();
             let log_hash = records.iter().fold(committed_hash, |hash, record| hash.then(record));
             let head = Head { log_hash, ..self.head().clone() };
-            let commit = Commit { blobs, discarded, ..Commit::new(self.committed_end, records, head) };
+            let commit = Commit { blobs, ..Commit::new(self.committed_end, records, head) };
             tenure.engine.commit_step(&commit).await?;
             tenure.engine.evict(&self.head().key());
             self.set_head(commit.head);
@@ -66,7 +65,6 @@ impl Session {
             }
         }
         self.pending.clear();
-        self.discarded.clear();
         Ok(())
     }
 
@@ -80,8 +78,7 @@ impl Session {
             self.committed_end = Some(self.head().end());
         }
         let record = Record { seq: self.head().seq + 1, at, entry };
-        let discarded = self.apply(&record);
-        self.discarded.extend(discarded.into_iter().map(|stored| stored.message));
+        self.apply(&record);
         self.pending.push(record);
     }
 

@@ -7,6 +7,7 @@ use crate::store::contract::Commit;
 use crate::tenure::Tenure;
 use crate::types::entry::Entry;
 use crate::types::error::{Error, Result};
+use crate::types::error_source::{BoxError, ErrorSource};
 use crate::types::head::Head;
 use crate::types::id::{AccessScope, Principal};
 use crate::types::status::Status;
@@ -24,7 +25,7 @@ impl Tenure {
     pub fn on_expire<F, Fut>(&self, hook: F)
     where
         F: Fn(Arc<Session>, EndReason) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Result<(), String>> + Send + 'static,
+        Fut: Future<Output = Result<(), BoxError>> + Send + 'static,
     {
         let mut hooks = self.shared.hooks.write().unwrap_or_else(|e| e.into_inner());
         hooks.push(SessionEndHook(Arc::new(move |session, end_reason| Box::pin(hook(session, end_reason)))));
@@ -39,7 +40,8 @@ impl Tenure {
             for SessionEndHook(hook) in &hooks {
                 if let Err(e) = hook(session.clone(), end_reason).await {
                     self.set_due_at(&head, now.checked_add(HOOK_RETRY).ok()).await?;
-                    return Err(Error::unavailable(format!("an on_expire hook failed: {e}")));
+                    let error = Error::unavailable(format!("an on_expire hook failed: {e}"));
+                    return Err(error.with_source(ErrorSource::boxed(e)));
                 }
             }
         }

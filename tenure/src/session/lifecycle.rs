@@ -5,11 +5,10 @@ use crate::engine::status::{check_derived, check_if_match};
 use crate::rules::session::{Session, StoredMessage};
 use crate::types::error::{Error, Result};
 
-use crate::store::query::RecordRange;
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, MessageEntry, Patch, Record, SessionCreated, SessionPatch};
 use crate::types::head::Head;
-use crate::types::id::{Principal, Seq, SessionId, SessionKey, check_text};
+use crate::types::id::{Principal, Seq, SessionId, check_text};
 use crate::types::status::Status;
 use serde_json::{Map, Value};
 
@@ -132,40 +131,23 @@ impl Tenure {
         limit: usize,
     ) -> Result<(Head, Vec<StoredMessage>)> {
         let head = self.get_live_head(principal, id).await?;
-        let mut current = head.clone();
-        let mut upto = head.seq;
+        let mut reader = self.engine.log_reader(head.clone());
         let mut messages: Vec<StoredMessage> = Vec::new();
         'log: while messages.len() < limit {
             let count = (limit - messages.len()).saturating_mul(2).saturating_add(8);
-            let range = RecordRange { after: current.first - 1, ..RecordRange::back_from(upto, count) };
-            let page = self.store().records(&current.key(), &range).await?;
-            if page.is_empty() && upto >= current.first {
-                // The session was purged during the read, or a purge moved its records to another
-                // session: check the head again.
-                return match self.head(principal, id).await? {
-                    moved if (moved.first, &moved.parent) != (head.first, &head.parent) => {
-                        Box::pin(self.last_messages_with_head(principal, id, limit)).await
-                    }
-                    _ => Err(Error::corrupt(
-                        format!("session {}, record {upto}", current.key()),
-                        "the record is missing",
-                    )),
-                };
+            let page = reader.read(count).await?;
+            if page.is_empty() {
+                break;
             }
             for record in page {
-                upto = record.seq - 1;
-                match &record.entry {
-                    Entry::Rewound(r) => {
-                        upto = r.to;
+                match record.entry {
+                    Entry::Rewound(rewind) => {
+                        reader.seek(rewind.to);
                         continue 'log;
                     }
-                    Entry::Message(post) => {
-                        let message = self.engine.attach_message(&head.tenant, &post.message).await?;
-                        messages.push(StoredMessage::new(
-                            record.seq,
-                            record.at,
-                            MessageEntry { message, ..post.clone() },
-                        ));
+                    Entry::Message(entry) => {
+                        let message = self.engine.attach_message(&head.tenant, &entry.message).await?;
+                        messages.push(StoredMessage::new(record.seq, record.at, MessageEntry { message, ..entry }));
                         if messages.len() == limit {
                             break 'log;
                         }
@@ -173,16 +155,6 @@ impl Tenure {
                     _ => {}
                 }
             }
-            if upto >= current.first {
-                continue;
-            }
-            let Some(parent) = current.parent.clone() else { break };
-            upto = upto.min(parent.seq);
-            let key = SessionKey { tenant: head.tenant.clone(), session: parent.session };
-            let next = self.store().head(&key).await?;
-            current = next.ok_or_else(|| {
-                Error::corrupt(format!("session {}", head.key()), format!("the parent session {key} is missing"))
-            })?;
         }
         messages.reverse();
         Ok((head, messages))

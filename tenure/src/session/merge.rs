@@ -26,18 +26,14 @@ impl Tenure {
             let plan =
                 reconcile(session, &IncomingRequest { messages: &incoming, history, ..IncomingRequest::default() });
             let mut entries = Vec::new();
-            let mut discarded = Vec::new();
             if plan.retained < session.messages.len() {
-                let (entry, rewound_messages) = crate::rules::checkpoint::rewind_entry(session, plan.retained);
-                entries.push(entry);
-                discarded = rewound_messages;
+                entries.push(crate::rules::checkpoint::rewind_entry(session, plan.retained));
             }
             let first = session.head().seq + 1 + entries.len() as Seq;
             entries.extend(plan.message_entries(first).into_iter().map(Entry::Message));
             let mut draft = PendingCommit::new(entries, plan);
             let used = draft.reply.append.iter().flat_map(|p| p.message.blob_refs()).map(|c| c.id).collect::<Vec<_>>();
             draft.blobs = blobs.iter().filter(|b| used.contains(&b.id)).cloned().collect();
-            draft.discarded = discarded;
             Ok(draft)
         })
         .await

@@ -4,14 +4,15 @@
 //! a time. Discarded messages are not found because the scan skips them; erased and purged messages
 //! are not found because they are no longer stored (D-082).
 
+use crate::engine::log_reader::LogReader;
 use crate::rules::matcher::{Matcher, snippet};
 use crate::rules::redaction::Redaction;
-use crate::store::query::{HeadPage, OwnerFilter, RecordRange, SessionCursor, SessionOrder, SessionQuery};
+use crate::store::query::{HeadPage, OwnerFilter, SessionCursor, SessionOrder, SessionQuery};
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, MessageEntry, Record};
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{Principal, Seq, SessionId, SessionKey, User};
+use crate::types::id::{Principal, Seq, SessionId, User};
 use crate::types::message::{Message, Role};
 use jiff::Timestamp;
 use std::fmt;
@@ -66,6 +67,7 @@ impl SearchRequest {
 
 /// A search result: a message, or a session whose title matches.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct SearchHit {
     /// The id of the session.
     pub session_id: SessionId,
@@ -86,6 +88,7 @@ pub struct SearchHit {
 
 /// The location of a matching message.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct MessageHit {
     /// The position of the message in the session, from 0.
     pub position: usize,
@@ -99,6 +102,7 @@ pub struct MessageHit {
 
 /// A page of search results.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct SearchPage {
     /// The results: the most recently active session first, and within a session the newest message first.
     pub hits: Vec<SearchHit>,
@@ -207,17 +211,12 @@ struct SearchCandidate {
     message: Message,
 }
 
-/// A backward scan through the log of a session and the logs of its ancestors, from the last
-/// message to the first.
-struct BackwardScan {
-    head: Head,
-    /// The session or ancestor whose records are being read.
-    current: Head,
-    /// Records up to this one have not been read yet.
-    upto: Seq,
+/// A backward scan through the messages of a session, from the last to the first.
+struct BackwardScan<'a> {
+    reader: LogReader<'a>,
     /// Messages after this one were searched on an earlier page.
     below: Seq,
-    /// The number of messages up to `upto`.
+    /// The number of messages up to the reader's position.
     messages: usize,
     /// Whether the scan is still seeking the position where an earlier page ended. These reads do
     /// not count towards `max_reads`: otherwise a search through more ancestors than one page may
@@ -225,22 +224,25 @@ struct BackwardScan {
     seeking: bool,
 }
 
-impl BackwardScan {
+impl<'a> BackwardScan<'a> {
     /// Starts a scan at the end of a session, or continues it from a position.
-    fn begin(head: Head, scan_position: Option<ScanPosition>) -> Self {
-        let (upto, messages) = match scan_position {
-            Some(scan_position) if scan_position.seq == head.seq => {
-                (scan_position.upto.min(head.seq), scan_position.messages)
-            }
-            _ => (head.seq, head.digest.messages),
-        };
+    fn begin(mut reader: LogReader<'a>, scan_position: Option<ScanPosition>) -> Self {
+        let mut messages = reader.head().digest.messages;
+        if let Some(position) = scan_position.filter(|position| position.seq == reader.head().seq) {
+            reader.seek(position.upto.min(reader.head().seq));
+            messages = position.messages;
+        }
         let below = scan_position.map_or(Seq::MAX, |i| i.upto);
-        Self { current: head.clone(), head, upto, below, messages, seeking: scan_position.is_some() }
+        Self { reader, below, messages, seeking: scan_position.is_some() }
+    }
+
+    fn head(&self) -> &Head {
+        self.reader.head()
     }
 
     /// The current position, for the cursor.
     fn position(&self) -> ScanPosition {
-        ScanPosition { upto: self.upto, messages: self.messages, seq: self.head.seq }
+        ScanPosition { upto: self.reader.position(), messages: self.messages, seq: self.head().seq }
     }
 
     /// The messages among records, newest first, up to the next rewind. The scan continues at the
@@ -248,10 +250,9 @@ impl BackwardScan {
     fn advance(&mut self, records: Vec<Record>) -> Vec<SearchCandidate> {
         let mut candidates = Vec::new();
         for record in records {
-            self.upto = record.seq - 1;
             match record.entry {
-                Entry::Rewound(r) => {
-                    self.upto = r.to;
+                Entry::Rewound(rewind) => {
+                    self.reader.seek(rewind.to);
                     break;
                 }
                 Entry::Message(MessageEntry { message, .. }) => {
@@ -385,7 +386,7 @@ impl Tenure {
         state: &mut SearchState<'_>,
     ) -> Result<bool> {
         state.page.scanned += 1;
-        let mut scan = BackwardScan::begin(head, scan_position);
+        let mut scan = BackwardScan::begin(self.engine.log_reader(head), scan_position);
         match self.scan_session(&mut scan, scan_position.is_none(), state).await {
             Ok(true) => Ok(true),
             Ok(false) => {
@@ -393,8 +394,8 @@ impl Tenure {
                 Ok(false)
             }
             // A damaged session does not prevent the search of the others.
-            Err(Error::Corrupt { location, reason }) => {
-                let id = scan.head.info.session_id;
+            Err(Error::Corrupt { location, reason, .. }) => {
+                let id = scan.head().info.session_id.clone();
                 tracing::warn!(session_id = %id, location, reason, "a session was skipped in a search because its log is damaged");
                 state.page.damaged.push(id);
                 Ok(true)
@@ -406,15 +407,15 @@ impl Tenure {
     /// Scans one session. Returns true if the scan has reached its beginning.
     async fn scan_session(
         &self,
-        scan: &mut BackwardScan,
+        scan: &mut BackwardScan<'_>,
         with_title: bool,
         state: &mut SearchState<'_>,
     ) -> Result<bool> {
-        let title = scan.head.info.title.clone().filter(|_| with_title && state.search.role.is_none());
+        let title = scan.head().info.title.clone().filter(|_| with_title && state.search.role.is_none());
         if let Some(title) = title.map(|t| state.redaction.apply(&t).0.into_owned())
             && let Some(matches) = state.matcher.find(&title)
         {
-            state.add_hit(&scan.head, None, snippet(&title, &matches));
+            state.add_hit(scan.head(), None, snippet(&title, &matches));
         }
         while !state.is_over() {
             let Some(records) = self.read_back(scan, &mut state.reads).await? else { return Ok(true) };
@@ -428,7 +429,7 @@ impl Tenure {
                 let matcher = state.matcher.clone();
                 let redaction = state.redaction.clone();
                 let matched = tokio::task::spawn_blocking(move || find_matches(&matcher, &redaction, candidates)).await;
-                matched.map_err(Error::unavailable)?
+                matched.map_err(Error::unavailable_from)?
             } else {
                 find_matches(&state.matcher, state.redaction, candidates)
             };
@@ -438,9 +439,10 @@ impl Tenure {
                 }
                 // If this result fills the page, the next page continues right after it.
                 let before = (hit.seq - 1, hit.position);
-                state.add_hit(&scan.head, Some(hit), excerpt);
+                state.add_hit(scan.head(), Some(hit), excerpt);
                 if state.is_full() {
-                    (scan.upto, scan.messages) = before;
+                    scan.reader.seek(before.0);
+                    scan.messages = before.1;
                 }
             }
             // Yields to other tasks between pages of records.
@@ -449,47 +451,19 @@ impl Tenure {
         Ok(false)
     }
 
-    /// Reads the next records of the backward scan. `None` means that it has reached the beginning.
-    /// Adds the number of store reads to `reads`.
-    async fn read_back(&self, scan: &mut BackwardScan, reads: &mut usize) -> Result<Option<Vec<Record>>> {
-        loop {
-            *reads += usize::from(!scan.seeking);
-            if scan.upto >= scan.current.first {
-                let range = RecordRange {
-                    after: scan.current.first - 1,
-                    ..RecordRange::back_from(scan.upto, RECORDS_PER_PAGE)
-                };
-                let records = self.store().records(&scan.current.key(), &range).await?;
-                if !records.is_empty() {
-                    scan.seeking = false;
-                    return Ok(Some(records));
-                }
-            } else {
-                let Some(parent) = scan.current.parent.clone() else { return Ok(None) };
-                let key = SessionKey { tenant: scan.head.tenant.clone(), session: parent.session };
-                if let Some(next) = self.store().head(&key).await? {
-                    scan.upto = scan.upto.min(parent.seq);
-                    scan.current = next;
-                    continue;
-                }
-            }
-            // The session was purged during the scan, or a purge moved its records to another
-            // session: check the head again.
-            let old = &scan.head;
-            match self.store().head(&old.key()).await? {
-                None => return Ok(None),
-                Some(new) if new.info.created_at != old.info.created_at => return Ok(None),
-                Some(new) if (new.first, &new.parent) != (old.first, &old.parent) => {
-                    // Records that were scanned already are skipped, wherever they are stored now.
-                    let upto = scan.upto.min(scan.below);
-                    *scan = BackwardScan { below: upto, ..BackwardScan::begin(new, None) };
-                }
-                Some(_) => {
-                    let location = format!("session {}, record {}", scan.current.key(), scan.upto);
-                    return Err(Error::corrupt(location, "the record is missing"));
-                }
-            }
+    /// Reads the next records of the backward scan. `None` means that it has reached the beginning,
+    /// or that the session was purged meanwhile. Adds the number of store reads to `reads`.
+    async fn read_back(&self, scan: &mut BackwardScan<'_>, reads: &mut usize) -> Result<Option<Vec<Record>>> {
+        let reads_before = scan.reader.reads();
+        let records = match scan.reader.read(RECORDS_PER_PAGE).await {
+            Err(Error::NotFound { .. } | Error::Conflict { .. }) => Vec::new(),
+            other => other?,
+        };
+        if !scan.seeking {
+            *reads += scan.reader.reads() - reads_before;
         }
+        scan.seeking = false;
+        Ok((!records.is_empty()).then_some(records))
     }
 }
 

@@ -184,7 +184,7 @@ impl<'a> TranscriptReader<'a> {
         if let Ok(line) = serde_json::from_str::<RecordLine<'_>>(text) {
             match Entry::decode(line.entry.get()) {
                 Ok(entry) => self.records.push(Record { seq: line.seq, at: line.at, entry }),
-                Err(reason) => self.problem(number, reason),
+                Err(e) => self.problem(number, e.to_string()),
             }
             return;
         }
@@ -232,8 +232,9 @@ fn fold(path: &Path, reader: &mut TranscriptReader<'_>) -> Result<Vec<Message>> 
 }
 
 fn io_error(path: &Path, e: std::io::Error) -> Error {
+    let path = path.display();
     match e.kind() {
-        std::io::ErrorKind::StorageFull => Error::Full { location: path.display().to_string() },
-        _ => Error::unavailable(format!("{}: {e}", path.display())),
+        std::io::ErrorKind::StorageFull => Error::full(path).with_source(e),
+        _ => Error::unavailable(format!("{path}: {e}")).with_source(e),
     }
 }

@@ -83,11 +83,9 @@ impl Tenure {
                 if session.head().status != Status::Active {
                     all.push(Entry::Status { to: Status::Active, reason: Some("imported".to_owned()) });
                 }
-                let mut discarded = Vec::new();
                 if !session.messages.is_empty() || !session.checkpoints.is_empty() {
                     // To the very beginning: checkpoints before the first message are discarded too.
                     all.push(Entry::Rewound(RewindEntry { to: 0, digest: LogDigest::default() }));
-                    discarded = session.messages.iter().map(|m| m.message.clone()).collect();
                 }
                 all.push(Entry::info(replacement(&session.head().info.metadata, &export)));
                 all.extend(entries.iter().cloned());
@@ -96,7 +94,6 @@ impl Tenure {
                     after.apply(&Record { seq, at: now, entry: entry.clone() });
                 }
                 let mut draft = PendingCommit::new(all, after);
-                draft.discarded = discarded;
                 draft.blobs = blobs.clone();
                 Ok(draft)
             });

@@ -11,7 +11,6 @@ use crate::types::entry::Record;
 use crate::types::error::{Error, Result};
 use crate::types::head::{Head, LogEnd};
 use crate::types::id::{Seq, SessionKey, Tenant};
-use crate::types::message::Message;
 use crate::types::status::Status;
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -88,8 +87,8 @@ pub const MAX_PAGE_BYTES: usize = 8 << 20;
 ///
 /// # Notifications
 ///
-/// [`Store::notify`] and [`Store::subscribe`] are best-effort hints between processes. Correctness never
-/// depends on them: a notification may be late, duplicated or lost.
+/// [`Store::notifier`] provides best-effort hints between processes. Correctness never depends on
+/// them: a notification may be late, duplicated or lost.
 ///
 /// # Deletion
 ///
@@ -97,9 +96,10 @@ pub const MAX_PAGE_BYTES: usize = 8 << 20;
 /// [`Store::scrub`] and [`Store::delete_owner`] additionally remove their bytes from the files of the
 /// store, for erasure requests.
 ///
-/// # Required methods
+/// # Optional capabilities
 ///
-/// Every method is required. There are no default implementations.
+/// Every method is required, except those that return an optional capability: [`HeadChecker`] and
+/// [`Notifier`] are traits of their own, and a store without them has nothing to implement (D-129).
 #[async_trait]
 pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Appends to a session's log and replaces its head, as one atomic and durable write:
@@ -137,25 +137,17 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// commit acknowledged before the call.
     async fn head(&self, key: &SessionKey) -> Result<Option<Head>>;
 
-    /// Non-blocking variant of [`Store::head`], for sessions that are in use and whose head the
-    /// caller has cached.
-    ///
-    /// Returns `None` if answering would block; the caller then calls [`Store::head`]. `known_json`
-    /// is the caller's cached head as JSON: if the stored head is equal, a store may return
-    /// [`HeadCheck::Unchanged`] without deserializing it.
-    fn head_if_changed(&self, key: &SessionKey, known_json: &str) -> Option<Result<HeadCheck>>;
+    /// Returns the store's non-blocking check of cached heads, if it has one. Without it, callers
+    /// use [`Store::head`].
+    fn head_checker(&self) -> Option<&dyn HeadChecker> {
+        None
+    }
 
-    /// Notifies other processes on this store that a session has changed. Returns at once; the
-    /// notification is sent soon afterwards. It is a hint, and nothing depends on its delivery.
-    fn notify(&self, key: &SessionKey);
-
-    /// Subscribes to the change notifications of other processes. Delivery is best effort: late,
-    /// duplicated or lost.
-    ///
-    /// The receiver yields the key of a changed session, or `None` for a gap, after which any
-    /// session may have changed. Returns no receiver if the store has no notification channel;
-    /// callers then poll.
-    fn subscribe(&self) -> Option<broadcast::Receiver<Option<SessionKey>>>;
+    /// Returns the store's notifications between processes, if it has them. Without them, callers
+    /// poll.
+    fn notifier(&self) -> Option<&dyn Notifier> {
+        None
+    }
 
     /// Returns how many calls the store serves concurrently. The scheduler in front of the store
     /// uses it to admit calls (D-106).
@@ -259,6 +251,34 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     async fn check(&self, remove: &[Orphan]) -> Result<Vec<Finding>>;
 }
 
+/// Checks whether a cached head is current without blocking: an optional capability of a store that
+/// can read a head without waiting for a disk or a server.
+pub trait HeadChecker {
+    /// Non-blocking variant of [`Store::head`], for sessions that are in use and whose head the
+    /// caller has cached. Like [`Store::head`], it reflects every commit acknowledged before the
+    /// call.
+    ///
+    /// Returns `None` if answering would block; the caller then calls [`Store::head`]. `known_json`
+    /// is the caller's cached head as JSON: if the stored head is equal, a store may return
+    /// [`HeadCheck::Unchanged`] without deserializing it.
+    fn head_if_changed(&self, key: &SessionKey, known_json: &str) -> Option<Result<HeadCheck>>;
+}
+
+/// Change notifications between the processes that use a store: an optional capability.
+pub trait Notifier {
+    /// Notifies other processes on this store that a session has changed. Returns at once; the
+    /// notification is sent soon afterwards. It is a hint, and nothing depends on its delivery.
+    fn notify(&self, key: &SessionKey);
+
+    /// Subscribes to the change notifications of other processes. Delivery is best effort: late,
+    /// duplicated or lost.
+    ///
+    /// The receiver yields the key of a changed session, or `None` for a gap, after which any
+    /// session may have changed. Returns no receiver if this process can only send, as through some
+    /// connection poolers; callers then poll.
+    fn subscribe(&self) -> Option<broadcast::Receiver<Option<SessionKey>>>;
+}
+
 /// The number of calls that a store serves concurrently. More calls may be made: they wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Concurrency {
@@ -277,7 +297,7 @@ pub enum WriteCost {
     SharedWithReads,
 }
 
-/// The result of a head check ([`Store::head_if_changed`]).
+/// The result of a head check ([`HeadChecker::head_if_changed`]).
 #[derive(Clone, Debug, PartialEq)]
 pub enum HeadCheck {
     /// The stored head is equal to the caller's.
@@ -301,15 +321,12 @@ pub struct Commit {
     pub items: Vec<(String, Item)>,
     /// The media that the records reference.
     pub blobs: Vec<Blob>,
-    /// The messages that this commit discards, for stores that also write them to a human-readable
-    /// file.
-    pub discarded: Vec<Message>,
 }
 
 impl Commit {
     /// Creates a commit of records only, without items and blobs.
     pub fn new(base: Option<LogEnd>, records: Vec<Record>, head: Head) -> Self {
-        Self { base, records, head, items: Vec::new(), blobs: Vec::new(), discarded: Vec::new() }
+        Self { base, records, head, items: Vec::new(), blobs: Vec::new() }
     }
 
     /// The sequence number of the commit's first record, from which on its blobs are referenced.

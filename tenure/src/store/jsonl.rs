@@ -16,6 +16,7 @@
 
 mod check;
 mod codec;
+mod discarded;
 mod engine;
 mod file;
 mod locks;
@@ -29,7 +30,7 @@ mod tests;
 use self::engine::JsonlEngine;
 use self::locks::FileLocks;
 use self::paths::LogFile;
-use crate::store::contract::{Commit, Concurrency, HeadCheck, OpenRepair, Store, WriteCost};
+use crate::store::contract::{Commit, Concurrency, HeadCheck, HeadChecker, OpenRepair, Store, WriteCost};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
@@ -44,7 +45,7 @@ use jiff::Timestamp;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::{fmt, sync::Arc};
-use tokio::sync::{RwLock, broadcast};
+use tokio::sync::RwLock;
 
 /// A store of sessions in JSONL files. A lock file limits a directory to one process at a time.
 pub struct JsonlStore {
@@ -158,15 +159,8 @@ impl Store for JsonlStore {
         self.indexed_head(key)
     }
 
-    fn head_if_changed(&self, key: &SessionKey, _: &str) -> Option<Result<HeadCheck>> {
-        Some(self.indexed_head(key).map(|head| HeadCheck::Current(head.map(Box::new))))
-    }
-
-    // There is no notification channel: only one process has the files open.
-    fn notify(&self, _: &SessionKey) {}
-
-    fn subscribe(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
-        None
+    fn head_checker(&self) -> Option<&dyn HeadChecker> {
+        Some(self)
     }
 
     fn concurrency(&self) -> Concurrency {
@@ -302,5 +296,11 @@ impl Store for JsonlStore {
             findings.extend(self.with_file_lock(log_file, |engine, log_file| engine.check_file(log_file)).await?);
         }
         Ok(findings)
+    }
+}
+
+impl HeadChecker for JsonlStore {
+    fn head_if_changed(&self, key: &SessionKey, _: &str) -> Option<Result<HeadCheck>> {
+        Some(self.indexed_head(key).map(|head| HeadCheck::Current(head.map(Box::new))))
     }
 }

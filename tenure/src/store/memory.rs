@@ -1,7 +1,7 @@
 //! The in-memory store, for tests and for sessions that need not outlive the process. Nothing is
 //! persisted.
 
-use crate::store::contract::{Commit, Concurrency, HeadCheck, MAX_PAGE_BYTES, Store, WriteCost};
+use crate::store::contract::{Commit, Concurrency, HeadCheck, HeadChecker, MAX_PAGE_BYTES, Store, WriteCost};
 use crate::store::finding::{Finding, MAX_FINDINGS, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
 use crate::store::mem_index::MemIndex;
@@ -17,7 +17,6 @@ use jiff::Timestamp;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
-use tokio::sync::broadcast;
 
 /// A store of sessions in memory. All data are lost when it is dropped.
 #[derive(Default)]
@@ -92,15 +91,8 @@ impl Store for MemoryStore {
         Ok(self.state().index.head(key).cloned())
     }
 
-    fn head_if_changed(&self, key: &SessionKey, _: &str) -> Option<Result<HeadCheck>> {
-        Some(Ok(HeadCheck::Current(self.state().index.head(key).cloned().map(Box::new))))
-    }
-
-    // There is no notification channel: no other process can use this store.
-    fn notify(&self, _: &SessionKey) {}
-
-    fn subscribe(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
-        None
+    fn head_checker(&self) -> Option<&dyn HeadChecker> {
+        Some(self)
     }
 
     fn concurrency(&self) -> Concurrency {
@@ -205,6 +197,12 @@ impl Store for MemoryStore {
             Finding::orphan(location, "no session references it", Orphan::Blob(tenant.clone(), *id))
         });
         Ok(logs.take(MAX_FINDINGS).chain(unused.take(MAX_FINDINGS)).collect())
+    }
+}
+
+impl HeadChecker for MemoryStore {
+    fn head_if_changed(&self, key: &SessionKey, _: &str) -> Option<Result<HeadCheck>> {
+        Some(Ok(HeadCheck::Current(self.state().index.head(key).cloned().map(Box::new))))
     }
 }
 

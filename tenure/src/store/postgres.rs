@@ -38,7 +38,7 @@ mod url;
 #[cfg(test)]
 mod tests;
 
-use crate::store::contract::{Commit, Concurrency, HeadCheck, Store, WriteCost};
+use crate::store::contract::{Commit, Concurrency, Notifier, Store, WriteCost};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
 use crate::store::postgres::row::column;
@@ -59,7 +59,7 @@ use tokio_postgres::types::Type;
 /// A store in a PostgreSQL database, version 14 or newer. Any number of processes may share it.
 pub struct PostgresStore {
     connection: Arc<PgConnection>,
-    notifier: notify::Notifier,
+    notifier: notify::PgNotifier,
     statements: commit::Statements,
     location: String,
 }
@@ -70,7 +70,7 @@ impl PostgresStore {
         let settings = url::Settings::parse(url)?;
         let location = settings.describe();
         let link = Arc::new(PgConnection::new(settings.clone())?);
-        let notifier = notify::Notifier::new(&settings, link.hosts().clone());
+        let notifier = notify::PgNotifier::new(&settings, link.hosts().clone());
         migrate::migrate(&link, &location, &migrate::MIGRATIONS).await?;
         Ok(Self { connection: link, notifier, statements: commit::Statements::new(), location })
     }
@@ -100,16 +100,8 @@ impl Store for PostgresStore {
         heads::head(&self.connection, key).await
     }
 
-    fn head_if_changed(&self, _: &SessionKey, _: &str) -> Option<Result<HeadCheck>> {
-        None
-    }
-
-    fn notify(&self, key: &SessionKey) {
-        self.notifier.notify(&self.connection, key);
-    }
-
-    fn subscribe(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
-        self.notifier.subscribe()
+    fn notifier(&self) -> Option<&dyn Notifier> {
+        Some(self)
     }
 
     fn concurrency(&self) -> Concurrency {
@@ -188,5 +180,15 @@ impl Store for PostgresStore {
     async fn check(&self, orphans: &[Orphan]) -> Result<Vec<Finding>> {
         check::remove(&self.connection, orphans).await?;
         check::check(&self.connection).await
+    }
+}
+
+impl Notifier for PostgresStore {
+    fn notify(&self, key: &SessionKey) {
+        self.notifier.notify(&self.connection, key);
+    }
+
+    fn subscribe(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
+        self.notifier.subscribe()
     }
 }

@@ -25,7 +25,7 @@ use self::commit::CommitRows;
 use self::database::{Database, Pool};
 use self::readers::Readers;
 use self::writer::Writer;
-use crate::store::contract::{Commit, Concurrency, HeadCheck, Store, WriteCost};
+use crate::store::contract::{Commit, Concurrency, HeadCheck, HeadChecker, Store, WriteCost};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
@@ -41,7 +41,7 @@ use jiff::Timestamp;
 use rusqlite::Connection;
 use std::fmt;
 use std::sync::Arc;
-use tokio::sync::{OwnedSemaphorePermit, broadcast, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 /// A store of sessions in one SQLite file (WAL mode). Several processes may open the same file.
 pub struct SqliteStore {
@@ -108,7 +108,7 @@ impl SqliteStore {
     async fn on_reader<T: Send + 'static>(&self, work: impl FnOnce(&Pool) -> Result<T> + Send + 'static) -> Result<T> {
         let pool = self.readers.clone();
         let (reply, answer) = oneshot::channel();
-        self.threads.run(move || drop(reply.send(work(&pool)))).map_err(Error::unavailable)?;
+        self.threads.run(move || drop(reply.send(work(&pool)))).map_err(Error::unavailable_from)?;
         answer.await.unwrap_or_else(|_| Err(Error::unavailable("a read of the SQLite file panicked; see the log")))
     }
 }
@@ -118,7 +118,7 @@ const MAX_SHORT_READ: Seq = 128;
 
 /// Runs work that blocks, on a blocking thread of the runtime.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(Error::unavailable(e)))
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(Error::unavailable_from(e)))
 }
 
 impl fmt::Debug for SqliteStore {
@@ -139,15 +139,8 @@ impl Store for SqliteStore {
         self.read_short(move |conn, file| heads::head(conn, file, &key)).await
     }
 
-    fn head_if_changed(&self, key: &SessionKey, known: &str) -> Option<Result<HeadCheck>> {
-        self.readers.try_with(|conn, file| heads::head_if_changed(conn, file, key, known))
-    }
-
-    // There is no notification channel: other processes on this file poll.
-    fn notify(&self, _: &SessionKey) {}
-
-    fn subscribe(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
-        None
+    fn head_checker(&self) -> Option<&dyn HeadChecker> {
+        Some(self)
     }
 
     fn concurrency(&self) -> Concurrency {
@@ -262,5 +255,11 @@ impl Store for SqliteStore {
             pool.with_new_connection(check::check)
         })
         .await
+    }
+}
+
+impl HeadChecker for SqliteStore {
+    fn head_if_changed(&self, key: &SessionKey, known: &str) -> Option<Result<HeadCheck>> {
+        self.readers.try_with(|conn, file| heads::head_if_changed(conn, file, key, known))
     }
 }

@@ -1,6 +1,6 @@
 //! A store that fails on request.
 
-use crate::store::contract::{Commit, Concurrency, HeadCheck, Store};
+use crate::store::contract::{Commit, Concurrency, HeadCheck, HeadChecker, Notifier, Store};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use tokio::sync::{Semaphore, broadcast};
+use tokio::sync::Semaphore;
 
 /// When a store fails, relative to a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +99,7 @@ impl FailingStore {
         if self.recoverable {
             Error::unavailable("the store is unavailable, as the test requested")
         } else {
-            Error::Full { location: "a store that fails as the test requested".to_owned() }
+            Error::full("a store that fails as the test requested")
         }
     }
 
@@ -130,17 +130,11 @@ impl Store for FailingStore {
     async fn head(&self, key: &SessionKey) -> Result<Option<Head>> {
         self.available()?.head(key).await
     }
-    fn head_if_changed(&self, key: &SessionKey, known_json: &str) -> Option<Result<HeadCheck>> {
-        match self.available() {
-            Ok(store) => store.head_if_changed(key, known_json),
-            Err(e) => Some(Err(e)),
-        }
+    fn head_checker(&self) -> Option<&dyn HeadChecker> {
+        self.inner.head_checker().map(|_| self as &dyn HeadChecker)
     }
-    fn notify(&self, key: &SessionKey) {
-        self.inner.notify(key);
-    }
-    fn subscribe(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
-        self.inner.subscribe()
+    fn notifier(&self) -> Option<&dyn Notifier> {
+        self.inner.notifier()
     }
     fn concurrency(&self) -> Concurrency {
         self.inner.concurrency()
@@ -205,5 +199,14 @@ impl Store for FailingStore {
     }
     async fn check(&self, remove: &[Orphan]) -> Result<Vec<Finding>> {
         self.available()?.check(remove).await
+    }
+}
+
+impl HeadChecker for FailingStore {
+    fn head_if_changed(&self, key: &SessionKey, known_json: &str) -> Option<Result<HeadCheck>> {
+        match self.available() {
+            Ok(store) => store.head_checker()?.head_if_changed(key, known_json),
+            Err(e) => Some(Err(e)),
+        }
     }
 }

@@ -7,6 +7,7 @@
 use crate::types::blob::BlobRef;
 use crate::types::decision_chain::DecisionChain;
 use crate::types::decision_chain::DecisionHash;
+use crate::types::decode_error::DecodeError;
 use crate::types::digest::LogDigest;
 use crate::types::error::{Error, Result};
 use crate::types::id::{CheckpointLabel, ReviewId, RunId, Seq, SessionId, User};
@@ -20,6 +21,7 @@ use serde_json::{Map, Value};
 /// One event in a session's log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Entry {
     /// The session was created, either empty or as a fork.
     Created(Box<SessionCreated>),
@@ -478,34 +480,29 @@ impl Entry {
 
     /// Deserializes the output of [`Entry::encode`]. The text is trusted and not validated again, because its
     /// checksum has been verified.
-    pub fn decode(text: &str) -> Result<Self, String> {
+    pub fn decode(text: &str) -> Result<Self, DecodeError> {
         Self::decode_with(text, |text| text.into())
     }
 
     /// Deserializes an entry; `to_shared` chooses how the text of a message is held in memory.
-    fn decode_with(text: &str, to_shared: impl Fn(&str) -> SharedStr) -> Result<Self, String> {
+    fn decode_with(text: &str, to_shared: impl Fn(&str) -> SharedStr) -> Result<Self, DecodeError> {
         if let Some(body) = text.strip_prefix(PLAIN_MESSAGE).and_then(|t| t.strip_suffix("}}")) {
             return Ok(Entry::message(Message::trusted(to_shared(body), Vec::new())));
         }
         if text.starts_with(MESSAGE) {
-            let line: MessageLine<'_> = serde_json::from_str(text).map_err(unreadable)?;
+            let line: MessageLine<'_> = serde_json::from_str(text).map_err(DecodeError::unreadable)?;
             return Ok(Entry::Message(line.message.into_entry(to_shared)));
         }
-        serde_json::from_str(text).map_err(unreadable)
+        serde_json::from_str(text).map_err(DecodeError::unreadable)
     }
 
     /// Deserializes an entry that another program may have reformatted. A message in it is not validated yet.
-    pub(crate) fn decode_any(text: &str) -> Result<Self, String> {
+    pub(crate) fn decode_any(text: &str) -> Result<Self, DecodeError> {
         match serde_json::from_str::<MessageLine<'_>>(text) {
             Ok(line) => Ok(Entry::Message(line.message.into_entry(|text| text.into()))),
-            Err(_) => serde_json::from_str(text).map_err(unreadable),
+            Err(_) => serde_json::from_str(text).map_err(DecodeError::unreadable),
         }
     }
-}
-
-/// Formats a parse error with its position but never the content, which may be private.
-fn unreadable(e: serde_json::Error) -> String {
-    format!("unknown or malformed entry (at character {}); a newer version may have written it", e.column())
 }
 
 /// The serialized form of a message entry, borrowing the text of the message.
@@ -562,14 +559,15 @@ impl Record {
     pub fn read(seq: Seq, at: i64, sum: u32, text: &str, location: impl FnOnce() -> String) -> Result<Self> {
         let checked = Self::check(seq, at, sum, text);
         let read = checked.and_then(|at| Ok(Record { seq, at, entry: Entry::decode(text)? }));
-        read.map_err(|reason| Error::corrupt(location(), reason))
+        read.map_err(|e| Error::corrupt_from(location(), e))
     }
 
     /// Verifies the checksum and returns the timestamp.
-    fn check(seq: Seq, at: i64, sum: u32, text: &str) -> Result<Timestamp, String> {
-        let at = Timestamp::from_microsecond(at).map_err(|_| "its timestamp is out of range")?;
+    fn check(seq: Seq, at: i64, sum: u32, text: &str) -> Result<Timestamp, DecodeError> {
+        let at =
+            Timestamp::from_microsecond(at).map_err(|e| DecodeError::caused("its timestamp is out of range", e))?;
         if Self::checksum(seq, at, text) != sum {
-            return Err("its checksum does not match".to_owned());
+            return Err(DecodeError::new("its checksum does not match"));
         }
         Ok(at)
     }
@@ -605,8 +603,8 @@ impl RecordBatch {
 
     /// Adds the next record as a store returned it, after verifying its checksum. An error names the damaged
     /// record and what is wrong with it.
-    pub fn push(&mut self, seq: Seq, at: i64, sum: u32, text: &str) -> Result<(), (Seq, String)> {
-        let at = Record::check(seq, at, sum, text).map_err(|reason| (seq, reason))?;
+    pub fn push(&mut self, seq: Seq, at: i64, sum: u32, text: &str) -> Result<(), (Seq, DecodeError)> {
+        let at = Record::check(seq, at, sum, text).map_err(|e| (seq, e))?;
         if self.chunk.len() + text.len() > CHUNK_BYTES {
             self.decode_chunk()?;
             self.chunk.reserve_exact(text.len().max(CHUNK_BYTES));
@@ -617,18 +615,18 @@ impl RecordBatch {
     }
 
     /// Completes the last chunk and returns all records.
-    pub fn finish(mut self) -> Result<Vec<Record>, (Seq, String)> {
+    pub fn finish(mut self) -> Result<Vec<Record>, (Seq, DecodeError)> {
         self.decode_chunk()?;
         Ok(self.decoded)
     }
 
     /// Completes the current chunk: deserializes its records, whose messages share the chunk.
-    fn decode_chunk(&mut self) -> Result<(), (Seq, String)> {
+    fn decode_chunk(&mut self) -> Result<(), (Seq, DecodeError)> {
         let chunk = std::sync::Arc::new(std::mem::take(&mut self.chunk));
         let mut from = 0;
         for (seq, at, to) in self.pending.drain(..) {
             let entry = Entry::decode_with(&chunk[from..to], |text| SharedStr::within(&chunk, text));
-            self.decoded.push(Record { seq, at, entry: entry.map_err(|reason| (seq, reason))? });
+            self.decoded.push(Record { seq, at, entry: entry.map_err(|e| (seq, e))? });
             from = to;
         }
         Ok(())

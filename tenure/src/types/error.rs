@@ -1,11 +1,28 @@
 //! The error type of the library. Each error says what was wrong and what to do about it.
 
+use crate::types::error_source::ErrorSource;
 use crate::types::id::{InvalidName, ReviewId, RunId, Seq, SessionId};
 
 /// The result of a fallible operation of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of the library. [`Error::code`] returns a stable code for programs; the message is for humans.
+///
+/// The message is complete: it includes what a user needs to know of the [source](std::error::Error::source), so
+/// print one or the other. The source is the original error of the database, the operating system or a callback.
+/// Its text may quote stored data, which the message never does (D-128).
+///
+/// ```
+/// use std::error::Error as _;
+/// use tenure::Tenure;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let error = Tenure::open("jsonl:/dev/null/store").await.unwrap_err();
+/// let cause = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
+/// assert_eq!(cause.map(|e| e.kind()), Some(std::io::ErrorKind::NotADirectory));
+/// # }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -176,6 +193,9 @@ pub enum Error {
         location: String,
         /// A description of the damage.
         reason: String,
+        /// The error of the parser or the database that found the damage, if there is one.
+        #[source]
+        source: Option<ErrorSource>,
     },
 
     /// The store was written by a newer version of this software.
@@ -205,14 +225,20 @@ pub enum Error {
     Full {
         /// The location of the store.
         location: String,
+        /// The error reported by the database or the operating system, if there is one.
+        #[source]
+        source: Option<ErrorSource>,
     },
 
     /// The store cannot be reached or did not respond. The outcome of the operation is unknown; an
     /// idempotency key makes a retry safe.
     #[error("the store is not available: {reason}")]
     Unavailable {
-        /// The error reported by the store or the operating system.
+        /// A description of the failure, including the message of the source.
         reason: String,
+        /// The error reported by the database, the operating system or a callback, if there is one.
+        #[source]
+        source: Option<ErrorSource>,
     },
 }
 
@@ -258,12 +284,41 @@ impl Error {
 
     /// Creates an error for a store failure that only its operator can resolve.
     pub fn unavailable(reason: impl std::fmt::Display) -> Self {
-        Error::Unavailable { reason: reason.to_string() }
+        Error::Unavailable { reason: reason.to_string(), source: None }
+    }
+
+    /// Creates an error for a store failure that another error caused, with the same message.
+    pub fn unavailable_from(source: impl Into<ErrorSource>) -> Self {
+        let source = source.into();
+        Error::Unavailable { reason: source.to_string(), source: Some(source) }
     }
 
     /// Creates an error for damaged data at a location.
     pub fn corrupt(location: impl std::fmt::Display, reason: impl std::fmt::Display) -> Self {
-        Error::Corrupt { location: location.to_string(), reason: reason.to_string() }
+        Error::Corrupt { location: location.to_string(), reason: reason.to_string(), source: None }
+    }
+
+    /// Creates an error for damaged data at a location that another error describes.
+    pub fn corrupt_from(location: impl std::fmt::Display, source: impl Into<ErrorSource>) -> Self {
+        let source = source.into();
+        Error::Corrupt { location: location.to_string(), reason: source.to_string(), source: Some(source) }
+    }
+
+    /// Creates an error for a full disk.
+    pub fn full(location: impl std::fmt::Display) -> Self {
+        Error::Full { location: location.to_string(), source: None }
+    }
+
+    /// Sets the source of an error. Its message stays as it is. Errors that have no source are returned
+    /// unchanged.
+    pub fn with_source(self, source: impl Into<ErrorSource>) -> Self {
+        let source = Some(source.into());
+        match self {
+            Error::Corrupt { location, reason, .. } => Error::Corrupt { location, reason, source },
+            Error::Full { location, .. } => Error::Full { location, source },
+            Error::Unavailable { reason, .. } => Error::Unavailable { reason, source },
+            other => other,
+        }
     }
 
     /// Prepends `prefix` to the path of the invalid field, so that the error names the full path. Other

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 /// A memory: a statement that is remembered beyond the messages of a session.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Memory {
     /// The id of the memory, derived from its text: equal texts have equal ids.
     pub id: String,

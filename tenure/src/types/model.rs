@@ -14,6 +14,7 @@ pub enum ModelChunk {
 
 /// The reason why a model request failed.
 #[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ModelError {
     /// The model server responded with an error, which is passed on unchanged.
     #[error("the model server responded with status {status}")]

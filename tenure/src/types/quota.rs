@@ -14,6 +14,7 @@ pub struct Quota {
 
 /// Which sessions count towards a quota.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum QuotaScope {
     /// The sessions of the caller's user.
     #[default]

@@ -4,6 +4,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::SerializeMap};
 use serde_json::value::{RawValue, to_raw_value};
 use std::fmt;
+use std::marker::PhantomData;
 
 /// A JSON object with unparsed values. Serializing it reproduces the order of the fields and the text of
 /// every value.
@@ -84,22 +85,66 @@ impl Serialize for RawObject {
 
 impl<'de> Deserialize<'de> for RawObject {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        struct InOrder;
-        impl<'de> Visitor<'de> for InOrder {
-            type Value = RawObject;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a JSON object")
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawObject, A::Error> {
-                let mut fields = Vec::with_capacity(map.size_hint().unwrap_or(16));
-                while let Some(field) = map.next_entry()? {
-                    fields.push(field);
-                }
-                Ok(RawObject(fields))
-            }
-        }
-        d.deserialize_map(InOrder)
+        ordered_fields(d).map(RawObject)
     }
+}
+
+/// A [`RawObject`] that borrows the text it was parsed from, for reading values without copying them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RawObjectRef<'a>(pub Vec<(String, &'a str)>);
+
+impl<'a> RawObjectRef<'a> {
+    /// Parses an object. `None` means that it is not a JSON object.
+    pub fn parse(text: &'a str) -> Option<Self> {
+        serde_json::from_str(text).ok()
+    }
+
+    /// Returns the text of a field's value: of the last one, if there are several fields with this name. A
+    /// `null` value counts as absent.
+    pub fn get(&self, name: &str) -> Option<&'a str> {
+        self.0.iter().rev().find(|(k, v)| k == name && *v != "null").map(|(_, v)| *v)
+    }
+
+    /// Returns the value of a field that is a string.
+    pub fn text(&self, name: &str) -> Option<String> {
+        self.get(name).and_then(|value| serde_json::from_str(value).ok())
+    }
+
+    /// Returns the value of a field that is an object.
+    pub fn object(&self, name: &str) -> Option<RawObjectRef<'a>> {
+        self.get(name).and_then(RawObjectRef::parse)
+    }
+
+    /// Returns true if a field is `true`.
+    pub fn is_true(&self, name: &str) -> bool {
+        self.get(name) == Some("true")
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for RawObjectRef<'a> {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let fields: Vec<(String, &'de RawValue)> = ordered_fields(d)?;
+        Ok(Self(fields.into_iter().map(|(name, value)| (name, value.get())).collect()))
+    }
+}
+
+/// Deserializes the fields of a JSON object in their order.
+fn ordered_fields<'de, D: Deserializer<'de>, V: Deserialize<'de>>(d: D) -> Result<Vec<(String, V)>, D::Error> {
+    struct InOrder<V>(PhantomData<V>);
+    impl<'de, V: Deserialize<'de>> Visitor<'de> for InOrder<V> {
+        type Value = Vec<(String, V)>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a JSON object")
+        }
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut fields = Vec::with_capacity(map.size_hint().unwrap_or(16));
+            while let Some(field) = map.next_entry()? {
+                fields.push(field);
+            }
+            Ok(fields)
+        }
+    }
+    d.deserialize_map(InOrder(PhantomData))
 }
 
 #[cfg(test)]
@@ -114,5 +159,17 @@ mod tests {
             fields.set("list", [3, 4]);
             assert_eq!(text, fields.to_string());
         }
+    }
+
+    #[test]
+    fn both_forms_preserve_the_order_and_text_of_the_fields() {
+        let text = r#"{"z": 1.0, "a": [1,  2], "z": null, "b": "x\n"}"#;
+        let fields = [("z", "1.0"), ("a", "[1,  2]"), ("z", "null"), ("b", r#""x\n""#)];
+        let owned: RawObject = serde_json::from_str(text).unwrap();
+        assert_eq!(owned.iter().collect::<Vec<_>>(), fields);
+        let borrowed = RawObjectRef::parse(text).unwrap();
+        assert_eq!(borrowed.0.iter().map(|(n, v)| (n.as_str(), *v)).collect::<Vec<_>>(), fields);
+        assert_eq!((borrowed.get("z"), borrowed.text("b").as_deref()), (Some("1.0"), Some("x\n")), "null is absent");
+        assert!(RawObjectRef::parse("[]").is_none() && RawObjectRef::parse("{").is_none());
     }
 }

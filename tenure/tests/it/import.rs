@@ -43,7 +43,7 @@ fn describe_session(foreign: &ImportedSession) -> String {
     foreign
         .skipped
         .iter()
-        .for_each(|SkippedPart { location, reason }| writeln!(text, "  left out: {location}: {reason}").unwrap());
+        .for_each(|SkippedPart { location, reason, .. }| writeln!(text, "  left out: {location}: {reason}").unwrap());
     text
 }
 

@@ -156,7 +156,7 @@ on_every_store! {
         }
         test.tenure.on_expire(|session, _| {
             let fails = ["s0", "s1"].contains(&session.head().info.session_id.as_str());
-            async move { if fails { Err("gone".to_owned()) } else { Ok(()) } }
+            async move { if fails { Err("gone".into()) } else { Ok(()) } }
         });
         let mut evicted = Vec::new();
         for _ in 0..4 {
@@ -180,7 +180,7 @@ on_every_store! {
             let n: usize = session.head().info.session_id.as_str()[1..].parse().unwrap();
             async move {
                 match n % 10 {
-                    0 => Err("the disk is full".to_owned()),
+                    0 => Err("the disk is full".into()),
                     1 => {
                         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
                         Ok(())
@@ -211,7 +211,7 @@ on_every_store! {
             async move {
                 let checkpoints = beside.checkpoints(&ada(), &head.info.session_id).await.unwrap();
                 log.lock().unwrap().push((label.to_string(), seq, checkpoints.last().unwrap().seq));
-                Err("never mind".to_owned())
+                Err("never mind".into())
             }
         });
         test.tenure.append(&principal, &id("x"), vec![Message::user("no answer yet")]).await.unwrap();

@@ -32,7 +32,7 @@ fn synonym_embedder(name: &str, awake: &Arc<AtomicBool>) -> Embedder {
                 }
                 numbers
             };
-            if awake { Ok(texts.iter().map(vector).collect()) } else { Err("the embedder sleeps".to_owned()) }
+            if awake { Ok(texts.iter().map(vector).collect()) } else { Err("the embedder sleeps".into()) }
         }
     })
 }

@@ -112,7 +112,7 @@ on_every_store! {
             assert_eq!(list(&stranger, ReviewFilter::Open(None)).await, []);
             assert_eq!(code(t.review(&stranger, &reviews[0]).await), "no_such_review");
             assert_eq!(code(t.decide(&stranger, &reviews[0], &review_input(Decision::Approved)).await), "no_such_review");
-            assert_eq!(code(t.claim_review(&stranger, &reviews[0], Some("bob"), None, SignedDuration::from_mins(5)).await), "no_such_review");
+            assert_eq!(code(t.claim_review(&stranger, &reviews[0], "bob", SignedDuration::from_mins(5)).await), "no_such_review");
         }
         for unknown in [ReviewId::of(&id("x"), 9999), ReviewId::of(&id("nobody"), 1)] {
             assert_eq!(code(t.review(&admin(), &unknown).await), "no_such_review");
@@ -221,20 +221,21 @@ async fn a_review_can_be_claimed() {
     let test = memory().await;
     let reviews = start_waiting_run(&test, &script(), &tools()).await;
     let (t, five) = (&test.tenure, SignedDuration::from_mins(5));
-    let claim = async |by: Option<&str>, to: Option<&str>| t.claim_review(&ada(), &reviews[0], by, to, five).await;
-    let held = claim(Some("eve"), None).await.unwrap().claimed.unwrap();
+    let claim = async |reviewer: &str| t.claim_review(&ada(), &reviews[0], reviewer, five).await;
+    let release = async |reviewer: &str| t.release_review(&ada(), &reviews[0], reviewer).await;
+    let held = claim("eve").await.unwrap().claimed.unwrap();
     assert_eq!(held, ("eve".to_owned(), Some(test.now() + five)));
-    assert_eq!(code(claim(Some("mallory"), None).await), "claimed");
-    assert_eq!(code(claim(None, Some("mallory")).await), "claimed", "nor can others give it back");
+    assert_eq!(code(claim("mallory").await), "claimed");
+    assert_eq!(code(release("mallory").await), "claimed", "nor can others give it back");
     let by = |reviewer: &str| ReviewInput { reviewer: reviewer.to_owned(), ..review_input(Decision::Approved) };
     assert_eq!(code(t.decide(&ada(), &reviews[0], &by("mallory")).await), "claimed");
-    claim(Some("eve"), None).await.unwrap();
-    assert_eq!(claim(None, Some("eve")).await.unwrap().claimed, None);
-    claim(Some("mallory"), None).await.unwrap();
+    claim("eve").await.unwrap();
+    assert_eq!(release("eve").await.unwrap().claimed, None);
+    claim("mallory").await.unwrap();
     test.advance(five);
-    claim(Some("eve"), None).await.unwrap();
+    claim("eve").await.unwrap();
     t.decide(&ada(), &reviews[0], &by("eve")).await.unwrap();
-    assert_eq!(code(claim(Some("eve"), None).await), "already_decided");
+    assert_eq!(code(claim("eve").await), "already_decided");
     assert_eq!(session_x(t).await.open_reviews().count(), 1, "the other one is not touched");
 }
 

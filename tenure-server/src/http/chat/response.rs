@@ -238,6 +238,7 @@ impl OutputStream {
                 event(&with_session_fields(&as_chunk(body), started, self.report_pending))
             }
             RunEvent::Tool(call) => progress_event(call, started),
+            _ => Bytes::new(),
         };
         self.report_pending &= matches!(run_event, RunEvent::Tool(_));
         bytes

@@ -119,7 +119,7 @@ impl RunFollower {
                     Some(RunEvent::Chunk(ModelChunk::Chunk(chunk) | ModelChunk::Complete(chunk))) => {
                         return Bytes::from(format!("event: delta\ndata: {chunk}\n\n"));
                     }
-                    Some(RunEvent::Tool(_)) => {}
+                    Some(_) => {}
                     None => self.chunks = None,
                 },
             }

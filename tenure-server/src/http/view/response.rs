@@ -6,7 +6,8 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
-use tenure::{Head, Seq};
+use tenure::Seq;
+use tenure::log::Head;
 
 /// Wraps a shared text as a response body without copying it.
 pub fn shared_body(text: Arc<str>) -> Bytes {

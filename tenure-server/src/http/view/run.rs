@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::Value;
 use tenure::{
-    Head,
+    log::Head,
     run::{CachedToolResult, Run, RunOutcome},
 };
 use utoipa::ToSchema;

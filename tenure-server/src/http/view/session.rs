@@ -7,7 +7,8 @@ use super::run::{CachedView, RunView};
 use super::summary::SummaryView;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use tenure::{Head, Seq, Session};
+use tenure::log::Head;
+use tenure::{Seq, Session};
 use utoipa::ToSchema;
 
 /// A session without its messages.

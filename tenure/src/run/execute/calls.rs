@@ -1,19 +1,15 @@
 //! Tool calls of a run: cache lookup, concurrent execution, and commit of the results in call
 //! order.
 
-use super::retry::Backoff;
-use super::{Execution, limit};
-use crate::executors::tools::{ToolContext, ToolInvocation};
-use crate::memory::tool;
+use super::Execution;
+use super::tool_call::{CallResult, ToolCall};
 use crate::rules::next::{CallAction, NextStep, PendingCall, call_with_model_arguments};
 use crate::run::executors::{RunEvent, ToolProgress, TurnError};
 use crate::types::error::{Error, Result};
 use crate::types::message::Message;
-use crate::types::tool::{ToolError, ToolOutput};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
-use serde_json::{Value, json};
-use std::sync::atomic::Ordering;
+use serde_json::Value;
 
 impl<'a> Execution<'a> {
     /// Looks up cached results for the tool calls of an answer.
@@ -56,7 +52,7 @@ impl<'a> Execution<'a> {
             self.send_event(RunEvent::Tool(progress)).await;
         }
         let concurrent = self.policy.parallel.max(1);
-        let futures: Vec<_> = jobs.iter().map(|job| self.tool_call_future(job)).collect();
+        let futures: Vec<_> = jobs.iter().map(|job| self.tool_call(job).execute()).collect();
         let mut waiting = futures.into_iter().enumerate();
         let mut running = FuturesUnordered::new();
         let mut results: Vec<Option<CallResult>> = jobs.iter().map(|_| None).collect();
@@ -133,109 +129,24 @@ impl<'a> Execution<'a> {
         }
     }
 
-    /// Returns a future that executes one call. It borrows nothing from the run, so events can be
-    /// sent while it is polled.
-    fn tool_call_future(&self, job: &PendingCall) -> impl Future<Output = Result<CallResult, TurnError>> + use<'a> {
-        let tools = self.executors.tools;
-        let assistant = self.context.assistant.clone();
-        let tool = self.tools.iter().find(|t| t.name == job.call.name).cloned().unwrap_or_default();
-        let hit = self.hits.get(&job.call.id).cloned();
-        let lease_state = self.lease_state.clone();
-        let timeout = self.policy.tool_timeout;
-        let max = self.policy.max_result_bytes;
-        let tenure = self.context.tenure.clone();
-        let principal = self.context.principal.clone();
-        let id = self.context.session_id.clone();
-        let session = self.context.principal.key(&self.context.session_id);
-        let run = self.context.run.clone();
-        let PendingCall { call, action } = job.clone();
-        async move {
-            let arguments = match action {
-                CallAction::Respond(content) => return Ok(CallResult::Content(content)),
-                CallAction::Call(arguments) => arguments,
-            };
-            if let Some(content) = hit {
-                return Ok(CallResult::Content(content));
-            }
-            let assistant = assistant.as_deref();
-            let is_memory_tool = call.name == tool::NAME
-                && assistant.is_some_and(|assistant| tenure.memory_tool(&principal, assistant).is_some());
-            if tools.is_none() && !is_memory_tool {
-                return Ok(CallResult::Lost);
-            }
-            // The lease may have expired while this node was suspended, and another node may be
-            // executing this call. Renew it first.
-            if tenure.now().as_microsecond() >= lease_state.until.load(Ordering::Relaxed) {
-                let mut backoff = Backoff::new();
-                let until = loop {
-                    if let Some(until) =
-                        backoff.unless_unavailable(tenure.renew_lease(&principal, &id, &run).await).await
-                    {
-                        break until?;
-                    }
-                };
-                lease_state.until.store(until.as_microsecond(), Ordering::Relaxed);
-            }
-            let call = ToolInvocation { session, run, id: call.id, tool: call.name, arguments };
-            let execute = async {
-                match tools {
-                    Some(tools) if !is_memory_tool => {
-                        Ok(tools.call(&ToolContext::new(&call.session, assistant), &call).await)
-                    }
-                    _ => match tenure.call_memory(&principal, &id, &call).await {
-                        Err(e @ Error::Unavailable { .. }) => Ok(Err(ToolError::NotCalled(e.to_string()))),
-                        result => result.map(Ok),
-                    },
-                }
-            };
-            let result = match tokio::time::timeout(timeout, execute).await {
-                Ok(result) => result?,
-                Err(_) => {
-                    let message =
-                        format!("tool {:?} exceeded its `tool_timeout`; raise it or make the tool faster", call.tool);
-                    return Err(limit("tool_timeout", message));
-                }
-            };
-            let outcome = match &result {
-                Ok(ToolOutput { failed: false, .. }) => "answered",
-                Ok(_) => "failed",
-                Err(ToolError::NotCalled(_)) => "not_called",
-                Err(ToolError::Lost(_)) => "lost",
-            };
-            metrics::counter!("tenure_tool_calls_total", "outcome" => outcome).increment(1);
-            match result {
-                Ok(ToolOutput { content, .. }) if content.len() > max => {
-                    let message = format!(
-                        "tool {:?} returned {} bytes, more than `max_result_bytes` ({max})",
-                        call.tool,
-                        content.len()
-                    );
-                    Err(limit("result_too_large", message))
-                }
-                Ok(ToolOutput { content, failed }) => {
-                    if tool.cache && !failed {
-                        let arguments = Value::Object(call.arguments);
-                        match tenure.cache_put(&principal, &id, &call.tool, &arguments, &json!(content)).await {
-                            Err(e @ Error::Unavailable { .. }) => {
-                                tracing::warn!(session_id = %id, tool = call.tool, error = %e, "could not cache a tool result: store unavailable");
-                            }
-                            put => put?,
-                        }
-                    }
-                    Ok(CallResult::Content(content))
-                }
-                Err(ToolError::Lost(_)) if !tool.is_repeatable() => Ok(CallResult::Lost),
-                Err(e) => Ok(CallResult::Content(format!("[{e}]"))),
-            }
+    /// The execution of one call. It borrows nothing from the run, so events can be sent while it
+    /// is polled.
+    fn tool_call(&self, job: &PendingCall) -> ToolCall<'a> {
+        ToolCall {
+            tenure: self.context.tenure.clone(),
+            principal: self.context.principal.clone(),
+            session_id: self.context.session_id.clone(),
+            run: self.context.run.clone(),
+            assistant: self.context.assistant.clone(),
+            tools: self.executors.tools,
+            tool: self.tools.iter().find(|t| t.name == job.call.name).cloned().unwrap_or_default(),
+            cached_result: self.hits.get(&job.call.id).cloned(),
+            lease_state: self.lease_state.clone(),
+            timeout: self.policy.tool_timeout,
+            max_result_bytes: self.policy.max_result_bytes,
+            pending: job.clone(),
         }
     }
-}
-
-/// The result of a tool call.
-enum CallResult {
-    Content(String),
-    /// The outcome is unknown and the tool is not repeatable: a review is required (D-054).
-    Lost,
 }
 
 /// Pairs a future's output with the position of its call.

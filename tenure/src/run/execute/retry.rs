@@ -74,7 +74,7 @@ impl Tenure {
                 Ok(pending)
             });
             match written.await {
-                Err(Error::Unavailable { reason }) => {
+                Err(Error::Unavailable { reason, .. }) => {
                     tracing::warn!(session_id = %id, error = reason, "store unavailable; retrying the commit of a run's results");
                 }
                 written => return written,

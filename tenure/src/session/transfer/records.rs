@@ -1,5 +1,6 @@
 //! The records of an export as JSON.
 
+use crate::types::decode_error::DecodeError;
 use crate::types::entry::{Entry, Record};
 use crate::types::error::{Error, Result};
 use crate::types::id::Seq;
@@ -22,15 +23,16 @@ pub(crate) fn parse(raw: &str) -> Result<Vec<Record>> {
     let read = |(i, raw): (usize, &&RawValue)| {
         let line: ExportLine = serde_json::from_str(raw.get())
             .map_err(|e| Error::invalid(format!("log[{i}]"), format!("a record has `seq`, `at` and `entry`: {e}")))?;
-        record(line).map_err(|reason| Error::invalid(format!("log[{i}].entry"), reason))
+        record(line).map_err(|e| Error::invalid(format!("log[{i}].entry"), e.to_string()))
     };
     list.iter().enumerate().map(read).collect()
 }
 
 /// Decodes a record. Its message is not validated yet.
-fn record(line: ExportLine) -> Result<Record, String> {
+fn record(line: ExportLine) -> Result<Record, DecodeError> {
     // Times are stored with microsecond precision.
-    let at = Timestamp::from_microsecond(line.at.as_microsecond()).map_err(|e| e.to_string())?;
+    let at =
+        Timestamp::from_microsecond(line.at.as_microsecond()).map_err(|e| DecodeError::caused(e.to_string(), e))?;
     Ok(Record { seq: line.seq, at, entry: Entry::decode_any(line.entry.get())? })
 }
 

@@ -125,7 +125,7 @@ impl JsonlEngine {
             let path = paths::blob_file(&self.root, tenant, *id);
             if unreferenced && path.exists() {
                 let dir = paths::blobs_dir(&self.root, tenant);
-                remove_file(&path).and_then(|()| sync_dir(&dir)).map_err(|e| io_error(&path, &e))?;
+                remove_file(&path).and_then(|()| sync_dir(&dir)).map_err(|e| io_error(&path, e))?;
             }
         }
         Ok(())

@@ -25,6 +25,7 @@
 
 use crate::store::item::{Item, Owner};
 use crate::types::blob::BlobId;
+use crate::types::decode_error::DecodeError;
 use crate::types::entry::{Entry, Record};
 use crate::types::head::Head;
 use crate::types::id::Seq;
@@ -71,17 +72,18 @@ pub(super) struct RemovedLine<S> {
 
 impl<'a> LogLine<'a> {
     /// Parses a line. The error does not quote it.
-    pub fn parse(bytes: &'a [u8]) -> Result<Self, String> {
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, DecodeError> {
         // The message of serde would quote the line; the column suffices.
-        serde_json::from_slice(bytes).map_err(|e| format!("invalid line (column {})", e.column()))
+        serde_json::from_slice(bytes)
+            .map_err(|e| DecodeError::caused(format!("invalid line (column {})", e.column()), e))
     }
 
     /// Returns the record of the line, with its entry deserialized. `None` means that the line is
     /// not a record.
-    pub fn decode(&self) -> Result<Option<Record>, String> {
+    pub fn decode(&self) -> Result<Option<Record>, DecodeError> {
         let Some((seq, at, text)) = self.record() else { return Ok(None) };
-        // As above, the error of the entry's parser is not passed on.
-        let entry = Entry::decode(text).map_err(|_| format!("the entry of record {seq} cannot be parsed"))?;
+        let entry = Entry::decode(text)
+            .map_err(|e| DecodeError::caused(format!("the entry of record {seq} cannot be parsed"), e))?;
         Ok(Some(Record { seq, at, entry }))
     }
 

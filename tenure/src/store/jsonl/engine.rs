@@ -3,7 +3,7 @@
 //! Invariant: the index never shows a commit that is not yet durable on disk.
 
 use super::file::{
-    AppendFailure, ByteSpan, FilePart, append, append_copy, compose, io_error, read_records, sync_dir, write_atomically,
+    AppendFailure, ByteSpan, FilePart, append, compose, io_error, read_records, sync_dir, write_atomically,
 };
 use crate::private_files;
 use crate::store::contract::{Commit, MAX_PAGE_BYTES};
@@ -18,7 +18,6 @@ use crate::types::entry::Record;
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Seq, SessionKey, Tenant};
-use crate::types::message::Message;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, File};
 use std::io;
@@ -111,15 +110,7 @@ impl JsonlEngine {
             self.append_commit(log_file, &encoded, |state| state.index.apply(commit))?;
         }
         self.rewrite_if_mostly_dead(log_file);
-        if !commit.discarded.is_empty() {
-            let path = paths::discarded_file(&self.root, &new_head.key());
-            let blob = |id: &BlobId| self.blob(&new_head.tenant, *id).ok().flatten();
-            let with_media = |m: &Message| m.attach(blob).unwrap_or_else(|_| m.clone());
-            let discarded: Vec<Message> = commit.discarded.iter().map(with_media).collect();
-            if let Err(error) = append_copy(&path, discarded.iter().map(|m| m.as_str())) {
-                tracing::warn!(path = %path.display(), %error, "could not append the discarded messages to their file; they are still in the log");
-            }
-        }
+        self.copy_discarded(commit, &new_head);
         Ok(())
     }
 
@@ -149,10 +140,11 @@ impl JsonlEngine {
         let mut state = self.state();
         match appended {
             Ok(()) => {}
-            Err(AppendFailure::Undone(error)) => return Err(io_error(&path, &error)),
+            Err(AppendFailure::Undone(error)) => return Err(io_error(&path, error)),
             Err(AppendFailure::Partial(error)) => {
                 state.broken.insert(log_file.clone());
-                return Err(Error::unavailable(format!("{}: {error}; reopen the store", path.display())));
+                let reason = format!("{}: {error}; reopen the store", path.display());
+                return Err(Error::unavailable(reason).with_source(error));
             }
         }
         let log = state.logs.entry(log_file.clone()).or_default();
@@ -245,7 +237,7 @@ impl JsonlEngine {
             Ok(bytes) if BlobId::of(&bytes) == id => Ok(Some(bytes.into())),
             Ok(_) => Err(Error::corrupt(path.display(), "the contents do not match the hash in the file name")),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(io_error(&path, &e)),
+            Err(e) => Err(io_error(&path, e)),
         }
     }
 
@@ -262,9 +254,9 @@ impl JsonlEngine {
             // Concurrent commits may write the same blob, each to its own temporary file.
             let number = self.counter.fetch_add(1, Ordering::Relaxed);
             let temporary = dir.join(format!("{}.{number}{}", blob.id, paths::TEMPORARY));
-            write_atomically(&temporary, &path, &blob.bytes).map_err(|e| io_error(&path, &e))?;
+            write_atomically(&temporary, &path, &blob.bytes).map_err(|e| io_error(&path, e))?;
         }
-        sync_dir(&dir).map_err(|e| io_error(&dir, &e))
+        sync_dir(&dir).map_err(|e| io_error(&dir, e))
     }
 
     /// Creates a directory of the store, and makes it durable.
@@ -277,7 +269,7 @@ impl JsonlEngine {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             created => created,
         };
-        created.and_then(|()| sync_dir(parent)).map_err(|e| io_error(dir, &e))?;
+        created.and_then(|()| sync_dir(parent)).map_err(|e| io_error(dir, e))?;
         self.state().dirs.insert(dir.to_owned());
         Ok(())
     }
@@ -331,7 +323,7 @@ impl JsonlEngine {
         items.iter().for_each(|(namespace, item)| last.item(namespace, item));
         let written = compose(&temporary, parts, &last.finish(head, &[]).bytes).and_then(|()| {
             // Verifies the new file by replaying it before anything depends on it.
-            match replay(&temporary, log_file).map_err(|e| io_error(&temporary, &e))? {
+            match replay(&temporary, log_file).map_err(|e| io_error(&temporary, e))? {
                 (contents, LogTail::Clean) if contents.head.as_ref().map(Head::key) == head.map(Head::key) => {
                     Ok(contents)
                 }
@@ -342,7 +334,7 @@ impl JsonlEngine {
             }
         });
         let contents =
-            match written.and_then(|c| fs::rename(&temporary, &path).map(|()| c).map_err(|e| io_error(&path, &e))) {
+            match written.and_then(|c| fs::rename(&temporary, &path).map(|()| c).map_err(|e| io_error(&path, e))) {
                 Ok(contents) => contents,
                 Err(error) => {
                     drop(fs::remove_file(&temporary));
@@ -355,7 +347,7 @@ impl JsonlEngine {
             state.broken.remove(log_file);
             update(&mut state);
         }
-        sync_dir(&dir).map_err(|e| io_error(&dir, &e))
+        sync_dir(&dir).map_err(|e| io_error(&dir, e))
     }
 }
 

@@ -4,6 +4,7 @@
 
 use crate::private_files;
 use crate::store::jsonl::codec::{CommitReader, LineBatch, LogLine, NextCommit};
+use crate::types::decode_error::DecodeError;
 use crate::types::entry::Record;
 use crate::types::error::{Error, Result};
 use crate::types::id::Seq;
@@ -12,12 +13,11 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// Converts a file system error into an error of the store.
-pub(super) fn io_error(path: &Path, error: &io::Error) -> Error {
+pub(super) fn io_error(path: &Path, error: io::Error) -> Error {
+    let path = path.display();
     match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            Error::Full { location: path.display().to_string() }
-        }
-        _ => Error::unavailable(format!("{}: {error}", path.display())),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::full(path).with_source(error),
+        _ => Error::unavailable(format!("{path}: {error}")).with_source(error),
     }
 }
 
@@ -105,14 +105,14 @@ pub(super) struct FilePart {
 /// Writes a file from the records of other files and a last commit. Commit boundaries are
 /// preserved; heads and items are skipped.
 pub(super) fn compose(path: &Path, parts: &[FilePart], last: &[u8]) -> Result<()> {
-    let io = |e: io::Error| io_error(path, &e);
+    let io = |e: io::Error| io_error(path, e);
     let mut out = BufWriter::new(private_files::create(path).map_err(io)?);
     for part in parts {
-        let from = File::open(&part.path).map_err(|e| io_error(&part.path, &e))?;
+        let from = File::open(&part.path).map_err(|e| io_error(&part.path, e))?;
         let mut commits = CommitReader::new(from.take(part.len));
         let mut seq = 0;
         loop {
-            match commits.next().map_err(|e| io_error(&part.path, &e))? {
+            match commits.next().map_err(|e| io_error(&part.path, e))? {
                 NextCommit::Valid => {}
                 NextCommit::End => break,
                 NextCommit::Invalid => return Err(corrupt(&part.path, commits.line, "checksum mismatch in a commit")),
@@ -120,7 +120,8 @@ pub(super) fn compose(path: &Path, parts: &[FilePart], last: &[u8]) -> Result<()
             let mut batch = LineBatch::default();
             let mut blobs = Vec::new();
             for (number, line) in commits.lines().enumerate() {
-                let line = LogLine::parse(line).map_err(|reason| corrupt(&part.path, commits.line + number, reason))?;
+                let line =
+                    LogLine::parse(line).map_err(|e| corrupt(&part.path, commits.line + number, &e).with_source(e))?;
                 if let Some((record_seq, at, entry)) = line.record() {
                     seq = record_seq;
                     if seq <= part.upto {
@@ -152,7 +153,7 @@ pub(super) struct ByteSpan {
 
 /// Reads records at the given byte ranges, which are in file order.
 pub(super) fn read_records(path: &Path, spans: &[ByteSpan]) -> Result<Vec<Record>> {
-    let io = |e: io::Error| io_error(path, &e);
+    let io = |e: io::Error| io_error(path, e);
     let mut file = BufReader::with_capacity(1 << 16, File::open(path).map_err(io)?);
     let mut records = Vec::with_capacity(spans.len());
     let mut line = Vec::new();
@@ -165,17 +166,20 @@ pub(super) fn read_records(path: &Path, spans: &[ByteSpan]) -> Result<Vec<Record
         position = span.start + read as u64;
         match parse_record(&line, span.seq) {
             Ok(record) => records.push(record),
-            Err(reason) => return Err(corrupt(path, line_number(path, span.start).map_err(io)?, reason)),
+            Err(e) => {
+                let line = line_number(path, span.start).map_err(io)?;
+                return Err(corrupt(path, line, &e).with_source(e));
+            }
         }
     }
     Ok(records)
 }
 
-fn parse_record(line: &[u8], want: Seq) -> Result<Record, String> {
+fn parse_record(line: &[u8], want: Seq) -> Result<Record, DecodeError> {
     match LogLine::parse(line)?.decode()? {
         Some(record) if record.seq == want => Ok(record),
-        Some(other) => Err(format!("expected record {want}, found record {}", other.seq)),
-        None => Err(format!("expected record {want}, found another line")),
+        Some(other) => Err(DecodeError::new(format!("expected record {want}, found record {}", other.seq))),
+        None => Err(DecodeError::new(format!("expected record {want}, found another line"))),
     }
 }
 

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 /// Locks a directory for this process and checks its format; a new or empty directory becomes a
 /// store. Returns its canonical path and the lock.
 pub(super) fn lock_directory(dir: &Path) -> Result<(PathBuf, File)> {
-    let io = |e: io::Error| io_error(dir, &e);
+    let io = |e: io::Error| io_error(dir, e);
     private_files::create_dir_all(dir).map_err(io)?;
     let dir = &dir.canonicalize().map_err(io)?;
     let format = dir.join(FORMAT_FILE);
@@ -53,7 +53,7 @@ pub(super) fn lock_directory(dir: &Path) -> Result<(PathBuf, File)> {
             dir.parent().map(sync_dir);
             Ok((dir.clone(), lock))
         }
-        Err(e) => Err(io_error(&format, &e)),
+        Err(e) => Err(io_error(&format, e)),
     }
 }
 
@@ -71,7 +71,7 @@ pub(super) fn read_format(dir: &Path) -> Result<Option<u32>> {
             Err(_) => Err(corrupt(&format, 1, "expected the format number; restore the file from a backup")),
         },
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(io_error(&format, &e)),
+        Err(e) => Err(io_error(&format, e)),
     }
 }
 
@@ -96,19 +96,19 @@ fn load_tenant(root: &Path, tenant: &Tenant, state: &mut JsonlState, repairs: &m
         match paths::parse_file(&name) {
             NamedFile::Session(id) => load_file(&path, LogFile::session(&key(id)), state, repairs)?,
             NamedFile::Discarded(id) => discarded.push((key(id), path)),
-            NamedFile::Temporary => remove_file(&path).map_err(|e| io_error(&path, &e))?,
+            NamedFile::Temporary => remove_file(&path).map_err(|e| io_error(&path, e))?,
             NamedFile::Foreign => {}
         }
     }
     for (key, path) in discarded {
         if state.index.head(&key).is_none() && !state.damaged.contains_key(&LogFile::session(&key)) {
-            remove_file(&path).map_err(|e| io_error(&path, &e))?;
+            remove_file(&path).map_err(|e| io_error(&path, e))?;
         }
     }
     for (name, path) in list(&paths::namespaces_dir(root, tenant))? {
         let owner = paths::parse_namespace_file(&name).or_else(|| read_owner_line(&path));
         match (paths::parse_file(&name), owner) {
-            (NamedFile::Temporary, _) => remove_file(&path).map_err(|e| io_error(&path, &e))?,
+            (NamedFile::Temporary, _) => remove_file(&path).map_err(|e| io_error(&path, e))?,
             (_, Some(owner)) => load_file(&path, LogFile { tenant: tenant.clone(), owner }, state, repairs)?,
             (_, None) => repairs.push(not_repaired(&path, "the owner of this item file is unknown")),
         }
@@ -123,7 +123,7 @@ fn load_tenant(root: &Path, tenant: &Tenant, state: &mut JsonlState, repairs: &m
 /// Loads one file: truncates a torn end, removes a file without a complete commit, and registers
 /// damage.
 fn load_file(path: &Path, log_file: LogFile, state: &mut JsonlState, repairs: &mut Vec<OpenRepair>) -> Result<()> {
-    let io = |e: io::Error| io_error(path, &e);
+    let io = |e: io::Error| io_error(path, e);
     let (contents, end) = replay(path, &log_file).map_err(io)?;
     let mut repair =
         |description: String| repairs.push(OpenRepair { location: path.display().to_string(), description });
@@ -175,9 +175,9 @@ pub(super) fn remove_unused_blobs(root: &Path, tenant: &Tenant, is_used: impl Fn
     let used = |name: &str| name.parse().is_ok_and(&is_used);
     let unused: Vec<_> = list(&dir)?.into_iter().filter(|(name, _)| !used(name)).collect();
     for (_, path) in &unused {
-        remove_file(path).map_err(|e| io_error(path, &e))?;
+        remove_file(path).map_err(|e| io_error(path, e))?;
     }
-    if unused.is_empty() { Ok(()) } else { sync_dir(&dir).map_err(|e| io_error(&dir, &e)) }
+    if unused.is_empty() { Ok(()) } else { sync_dir(&dir).map_err(|e| io_error(&dir, e)) }
 }
 
 fn not_repaired(path: &Path, reason: &str) -> OpenRepair {
@@ -199,8 +199,8 @@ pub(super) fn list(dir: &Path) -> Result<BTreeSet<(String, PathBuf)>> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
-        Err(e) => return Err(io_error(dir, &e)),
+        Err(e) => return Err(io_error(dir, e)),
     };
     let named = entries.map(|entry| entry.map(|e| (e.file_name().to_string_lossy().into_owned(), e.path())));
-    named.collect::<io::Result<_>>().map_err(|e| io_error(dir, &e))
+    named.collect::<io::Result<_>>().map_err(|e| io_error(dir, e))
 }

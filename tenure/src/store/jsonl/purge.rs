@@ -56,9 +56,9 @@ impl JsonlEngine {
         let dir = paths::blobs_dir(&self.root, &key.tenant);
         for id in &unused {
             let path = paths::blob_file(&self.root, &key.tenant, *id);
-            remove_file(&path).map_err(|e| io_error(&path, &e))?;
+            remove_file(&path).map_err(|e| io_error(&path, e))?;
         }
-        if unused.is_empty() { Ok(()) } else { sync_dir(&dir).map_err(|e| io_error(&dir, &e)) }
+        if unused.is_empty() { Ok(()) } else { sync_dir(&dir).map_err(|e| io_error(&dir, e)) }
     }
 
     /// Removes all items of an owner, and all of their bytes.
@@ -104,7 +104,7 @@ impl JsonlEngine {
         // one.
         let discarded = key.map(|key| paths::discarded_file(&self.root, key));
         let removed = discarded.map_or(Ok(()), |file| remove_file(&file)).and_then(|()| remove_file(&path));
-        removed.and_then(|()| sync_dir(&dir)).map_err(|e| io_error(&path, &e))
+        removed.and_then(|()| sync_dir(&dir)).map_err(|e| io_error(&path, e))
     }
 }
 

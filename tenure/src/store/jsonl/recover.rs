@@ -7,6 +7,7 @@ use crate::store::item::Item;
 use crate::store::jsonl::codec::{CommitReader, LogLine, NextCommit, contains_commit};
 use crate::store::jsonl::paths::{LogFile, parse_owner};
 use crate::types::blob::BlobId;
+use crate::types::decode_error::DecodeError;
 use crate::types::entry::Record;
 use crate::types::head::Head;
 use crate::types::id::{Seq, SessionKey};
@@ -91,11 +92,11 @@ impl Recovered {
         let mut offset = commit.offset;
         let mut from = None;
         for (number, bytes) in commit.lines().enumerate() {
-            let at_line = |reason: String| (number, reason);
+            let at_line = |e: DecodeError| (number, e.to_string());
             let line = LogLine::parse(bytes).map_err(at_line)?;
             if let Some(record) = line.decode().map_err(at_line)? {
                 from.get_or_insert(record.seq);
-                self.record(&record, offset, key).map_err(at_line)?;
+                self.record(&record, offset, key).map_err(|reason| (number, reason))?;
             }
             if let Some(put) = line.item {
                 self.item_lines += 1;

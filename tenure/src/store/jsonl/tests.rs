@@ -8,9 +8,11 @@ use super::*;
 use crate::store::contract::FORMAT;
 use crate::store::query::{OwnerFilter, ReadDirection, SessionOrder};
 use crate::testing::blob;
+use crate::types::decode_error::DecodeError;
 use crate::types::entry::{Entry, Parent, RewindEntry, SessionCreated};
 use crate::types::message::Message;
 use crate::types::status::Status;
+use std::error::Error as _;
 use std::fs;
 use std::path::Path;
 use tempfile::TempDir;
@@ -137,6 +139,28 @@ async fn a_session_is_restored_byte_for_byte() {
 }
 
 #[tokio::test]
+async fn errors_keep_their_source() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir).await;
+    let commit = begin(&key("a"), &[user("secret")]);
+    store.commit(&commit).await.unwrap();
+    let path = paths::LogFile::session(&key("a")).path(dir.path());
+    let text = std::fs::read_to_string(&path).unwrap();
+
+    // A record that cannot be parsed: the message does not quote it, the source is the parser's error.
+    std::fs::write(&path, text.replace(r#""seq":2"#, r#""seq":!"#)).unwrap();
+    let error = store.records(&key("a"), &RecordRange::after(1)).await.unwrap_err();
+    assert!(matches!(error, Error::Corrupt { .. }) && !error.to_string().contains("secret"), "{error}");
+    let line = error.source().and_then(|source| source.downcast_ref::<DecodeError>()).unwrap();
+    assert!(line.source().unwrap().is::<serde_json::Error>());
+
+    std::fs::remove_file(&path).unwrap();
+    let error = store.records(&key("a"), &RecordRange::after(0)).await.unwrap_err();
+    let cause = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
+    assert_eq!(cause.map(|e| e.kind()), Some(std::io::ErrorKind::NotFound), "{error}");
+}
+
+#[tokio::test]
 async fn one_process_at_a_time() {
     let dir = TempDir::new().unwrap();
     let store = open(&dir).await;
@@ -223,12 +247,10 @@ async fn discarded_messages_are_copied_to_a_readable_file() {
     let one = key("a");
     let two = key("a.discarded");
     for key in [&one, &two] {
-        let first = begin(key, &[user("x")]);
+        let first = begin(key, &[user("x"), user(&format!("of {key}"))]);
         store.commit(&first).await.unwrap();
         let rewound = Entry::Rewound(RewindEntry { to: 1, digest: Default::default() });
-        let mut rewind = next(&first.head, &[rewound]);
-        rewind.discarded = vec![Message::user("x"), Message::user(&format!("of {key}"))];
-        store.commit(&rewind).await.unwrap();
+        store.commit(&next(&first.head, &[rewound])).await.unwrap();
     }
     let read = |name: &str| fs::read_to_string(dir.path().join("default").join(name)).unwrap();
     assert_eq!(read("a.discarded.jsonl").lines().count(), 2);
@@ -236,10 +258,30 @@ async fn discarded_messages_are_copied_to_a_readable_file() {
     assert!(read("a%2Ediscarded.discarded.jsonl").contains("of default/a.discarded"));
     drop(store);
     let store = open(&dir).await;
-    assert_eq!(store.head(&two).await.unwrap().unwrap().seq, 3);
+    assert_eq!(store.head(&two).await.unwrap().unwrap().seq, 4);
     store.purge(&one).await.unwrap();
     assert!(!dir.path().join("default/a.discarded.jsonl").exists());
-    assert_eq!(store.head(&two).await.unwrap().unwrap().seq, 3);
+    assert_eq!(store.head(&two).await.unwrap().unwrap().seq, 4);
+}
+
+/// A fork's rewind also discards messages that it inherited. Messages that were discarded before are
+/// not copied again.
+#[tokio::test]
+async fn a_fork_copies_the_inherited_messages_that_it_discards() {
+    let dir = TempDir::new().unwrap();
+    let store = open(&dir).await;
+    let parent = begin(&key("p"), &[user("1"), user("2"), user("3")]);
+    store.commit(&parent).await.unwrap();
+    let mut branch = fork(&key("f"), &parent.head, 3);
+    store.commit(&branch).await.unwrap();
+    let rewound = |to| Entry::Rewound(RewindEntry { to, digest: Default::default() });
+    for entries in [vec![user("4"), user("5")], vec![rewound(6), user("6")], vec![rewound(2), user("7")]] {
+        branch = next(&branch.head, &entries);
+        store.commit(&branch).await.unwrap();
+    }
+    let copied = fs::read_to_string(dir.path().join("default/f.discarded.jsonl")).unwrap();
+    let contents = copied.lines().map(|line| Message::parse(line).unwrap().text());
+    assert_eq!(contents.collect::<Vec<_>>(), ["5", "2", "in default/f", "4", "6"]);
 }
 
 #[tokio::test]

@@ -92,7 +92,7 @@ pub(super) async fn check(connection: &PgConnection) -> Result<Vec<Finding>> {
     }
     for row in query_rows(connection, ORPHANED_ITEMS, &limit).await? {
         let id = SessionId::new(column::<&str>(&row, 1, server_location)?)
-            .map_err(|e| Error::corrupt(server_location(), e))?;
+            .map_err(|e| Error::corrupt_from(server_location(), e))?;
         let location = format!("{}, its items", describe_session(&row)?);
         findings.push(Finding::orphan(location, "the session does not exist", Orphan::Items(tenant_column(&row)?, id)));
     }
@@ -164,7 +164,7 @@ fn server_location() -> String {
 }
 
 fn tenant_column(row: &Row) -> Result<Tenant> {
-    Tenant::new(column::<&str>(row, 0, server_location)?).map_err(|e| Error::corrupt(server_location(), e))
+    Tenant::new(column::<&str>(row, 0, server_location)?).map_err(|e| Error::corrupt_from(server_location(), e))
 }
 
 fn describe_session(row: &Row) -> Result<String> {

@@ -130,7 +130,7 @@ async fn rejection(connection: &PgConnection, commit: &Commit) -> Result<Failure
         (None, _) if exists => Error::Exists { session_id },
         (None, Some(parent)) => Error::NotFound { session_id: parent.session.clone() },
         // The session existed when the commit was rejected, and has been purged since.
-        (None, None) => return Ok(FailureKind::RolledBack(format!("session {session_id} was purged concurrently"))),
+        (None, None) => return Ok(FailureKind::rolled_back(format!("session {session_id} was purged concurrently"))),
     };
     Ok(FailureKind::Final(error))
 }

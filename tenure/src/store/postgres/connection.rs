@@ -44,14 +44,14 @@ impl RetryBudget {
     /// Waits before the next attempt, or returns the error if it is final or the budget is
     /// exhausted.
     pub async fn wait(&mut self, failure: FailureKind) -> Result<()> {
-        let reason = match failure {
+        let cause = match failure {
             FailureKind::Final(e) => return Err(e),
-            FailureKind::Lost(reason) | FailureKind::ReadOnly(reason) | FailureKind::RolledBack(reason) => reason,
+            FailureKind::Lost(cause) | FailureKind::ReadOnly(cause) | FailureKind::RolledBack(cause) => cause,
         };
         let now = Instant::now();
         let deadline = *self.deadline.get_or_insert(now + self.limit);
         if now + self.delay > deadline {
-            return Err(Error::unavailable(reason));
+            return Err(cause.into());
         }
         sleep(self.delay).await;
         self.delay = (self.delay * 2).min(MAX_DELAY);
@@ -112,7 +112,7 @@ impl PgConnection {
             .runtime(Runtime::Tokio1)
             .wait_timeout(Some(STATEMENT_TIMEOUT))
             .build()
-            .map_err(Error::unavailable)?;
+            .map_err(Error::unavailable_from)?;
         Ok(Self { pool, hosts, prepare, schema, retry })
     }
 
@@ -239,7 +239,7 @@ impl PgConnection {
         let outcome = tokio::select! {
             outcome = timeout(limit, operation) => outcome,
             () = self.hosts.wait_until_replaced(generation) => {
-                return Err(FailureKind::Lost("another host has become the primary".to_owned()));
+                return Err(FailureKind::lost("another host has become the primary"));
             }
         };
         if let Ok(Err(FailureKind::ReadOnly(_))) = &outcome {

@@ -168,14 +168,15 @@ fn read_head(row: &Row) -> Result<Head> {
     let tenant: &str = column(row, 0, table)?;
     let session: &str = column(row, 1, table)?;
     let location = || format!("postgres, session {tenant}/{session}, head");
-    let mut head: Head = serde_json::from_str(column(row, 2, location)?).map_err(|e| Error::corrupt(location(), e))?;
+    let mut head: Head =
+        serde_json::from_str(column(row, 2, location)?).map_err(|e| Error::corrupt_from(location(), e))?;
     head.first = column::<i64>(row, 3, location)?.unsigned_abs();
     head.parent = match column::<Option<&str>>(row, 4, location)? {
         None => None,
         Some(parent) => Some(Parent {
-            session: SessionId::new(parent).map_err(|e| Error::corrupt(location(), e))?,
+            session: SessionId::new(parent).map_err(|e| Error::corrupt_from(location(), e))?,
             seq: column::<i64>(row, 5, location)?.unsigned_abs(),
-            digest: serde_json::from_str(column(row, 6, location)?).map_err(|e| Error::corrupt(location(), e))?,
+            digest: serde_json::from_str(column(row, 6, location)?).map_err(|e| Error::corrupt_from(location(), e))?,
         }),
     };
     head.log_hash = LogHash(column::<i64>(row, 7, location)?.cast_unsigned());

@@ -82,7 +82,7 @@ impl Hosts {
             let connected = first_success(attempts.collect()).await;
             connected.map(|(_, connected)| connected).map_err(|failures| combine_failures(failures, ", "))
         };
-        let timeout_failure = || FailureKind::Lost(format!("timeout: no response within {:?}", self.limit));
+        let timeout_failure = || FailureKind::lost(format!("timeout: no response within {:?}", self.limit));
         let connected = timeout(self.limit, connect).await.unwrap_or_else(|_| Err(timeout_failure()));
         connected.map_err(|failure| failure.with_host(&host_name(host)))
     }
@@ -140,11 +140,11 @@ impl Hosts {
 async fn addresses(host: &Config) -> Result<Vec<Option<IpAddr>>, FailureKind> {
     let (Some(Host::Tcp(name)), []) = (host.get_hosts().first(), host.get_hostaddrs()) else { return Ok(vec![None]) };
     let port = host.get_ports().first().copied().unwrap_or(super::url::DEFAULT_PORT);
-    let addresses = lookup_host((name.as_str(), port)).await.map_err(|e| FailureKind::Lost(e.to_string()))?;
+    let addresses = lookup_host((name.as_str(), port)).await.map_err(FailureKind::from)?;
     let mut addresses: Vec<_> = addresses.map(|address| Some(address.ip())).collect();
     addresses.dedup();
     if addresses.is_empty() {
-        return Err(FailureKind::Lost("the host name resolves to no address".to_owned()));
+        return Err(FailureKind::lost("the host name resolves to no address"));
     }
     Ok(addresses)
 }
@@ -181,7 +181,7 @@ async fn first_success<T, F: Future<Output = Result<T, FailureKind>>>(
 fn combine_failures(failures: Vec<FailureKind>, separator: &str) -> FailureKind {
     let mut failures = failures;
     if failures.iter().all(|failure| matches!(failure, FailureKind::Final(_))) || failures.len() == 1 {
-        return failures.pop().unwrap_or_else(|| FailureKind::Lost("the URL names no host".to_owned()));
+        return failures.pop().unwrap_or_else(|| FailureKind::lost("the URL names no host"));
     }
-    FailureKind::Lost(failures.iter().map(FailureKind::to_string).collect::<Vec<_>>().join(separator))
+    FailureKind::combined(failures, separator)
 }

@@ -48,7 +48,7 @@ pub(super) async fn migrate(connection: &PgConnection, location: &str, migration
             Ok(MigrationStep::Done) => return Ok(()),
             Ok(MigrationStep::More) => {}
             // No such database, a wrong password, no TLS: a retry would not succeed.
-            Err(FailureKind::Final(Error::Unavailable { reason })) => {
+            Err(FailureKind::Final(Error::Unavailable { reason, .. })) => {
                 return Err(Error::invalid("store", format!("{location} cannot be used: {reason}")));
             }
             Err(failure) => {

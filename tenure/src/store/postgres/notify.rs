@@ -33,7 +33,7 @@ const LISTEN_TIMEOUT: Duration = Duration::from_secs(5);
 const QUEUE_CAPACITY: usize = 4096;
 
 /// The notifier: sends change notifications, and distributes received ones to subscribers.
-pub(super) struct Notifier {
+pub(super) struct PgNotifier {
     hosts: Arc<Hosts>,
     schema: Option<String>,
     prepare: Prepare,
@@ -52,7 +52,7 @@ struct PendingNotices {
     is_sending: bool,
 }
 
-impl Notifier {
+impl PgNotifier {
     pub fn new(settings: &Settings, hosts: Arc<Hosts>) -> Self {
         let schema = settings.schema.clone();
         let prepare = settings.prepare;
@@ -96,7 +96,7 @@ impl Notifier {
     }
 }
 
-impl Drop for Notifier {
+impl Drop for PgNotifier {
     fn drop(&mut self) {
         if let Some(listener) = lock(&self.listener).take() {
             listener.abort();
@@ -140,7 +140,7 @@ async fn listen(hosts: &Hosts, received: &broadcast::Sender<Option<SessionKey>>,
                 let generation = hosts.generation();
                 tokio::select! {
                     outcome = listen_on(&client, connection, received, source) => outcome,
-                    () = hosts.wait_for_failover(generation) => Err(FailureKind::Lost("another host has become the primary".to_owned())),
+                    () = hosts.wait_for_failover(generation) => Err(FailureKind::lost("another host has become the primary")),
                 }
             }
             Err(failure) => Err(failure),
@@ -170,7 +170,7 @@ where
     let mut is_listening = false;
     loop {
         tokio::select! {
-            () = &mut listen_timeout, if !is_listening => return Err(FailureKind::Lost("timeout: no response to LISTEN".to_owned())),
+            () = &mut listen_timeout, if !is_listening => return Err(FailureKind::lost("timeout: no response to LISTEN")),
             outcome = &mut listen_statement, if !is_listening => {
                 outcome?;
                 is_listening = true;

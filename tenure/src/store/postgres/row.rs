@@ -9,7 +9,7 @@ use tokio_postgres::types::FromSql;
 /// Reads a column of a row. A value of another type is reported as [`Error::Corrupt`] at
 /// `location`.
 pub(super) fn column<'a, T: FromSql<'a>>(row: &'a Row, index: usize, location: impl FnOnce() -> String) -> Result<T> {
-    row.try_get(index).map_err(|e| Error::corrupt(location(), e))
+    row.try_get(index).map_err(|e| Error::corrupt_from(location(), e))
 }
 
 /// Describes the location of a session, for errors.

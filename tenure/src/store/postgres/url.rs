@@ -218,7 +218,7 @@ pub(super) fn tls(mode: SslMode) -> Result<MakeRustlsConnect> {
     }
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let builder = builder.map_err(Error::unavailable)?;
+    let builder = builder.map_err(Error::unavailable_from)?;
     let mut config = builder.with_root_certificates(roots).with_no_client_auth();
     config.alpn_protocols = vec![b"postgresql".to_vec()];
     Ok(MakeRustlsConnect::new(config))

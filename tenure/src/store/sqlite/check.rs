@@ -18,6 +18,21 @@ const RECOVER_ADVICE: &str =
     "stop writing to it, and restore the file from a backup, or what can be read with `sqlite3 FILE .recover`";
 const RESTORE_ADVICE: &str = "restore the session from a backup, or purge it";
 
+/// A statement that selects damaged rows, and the finding for each of them.
+type RowCheck = (&'static str, fn(&Database, &Row<'_>) -> StoreResult<Finding>);
+
+/// The checks that do not depend on each other, in the order of their findings.
+const CHECKS: [RowCheck; 8] = [
+    (INVALID_HEADS, invalid_head),
+    (MISMATCHED_IDENTITY, mismatched_identity),
+    (MISMATCHED_COLUMNS, mismatched_columns),
+    (RECORDS_WITHOUT_HEAD, records_without_head),
+    (RECORDS_OUT_OF_RANGE, records_out_of_range),
+    (UNREFERENCED_BLOBS, unreferenced_blob),
+    (DANGLING_BLOB_REFERENCES, dangling_blob_references),
+    (MISMATCHED_LABELS, mismatched_labels),
+];
+
 /// Runs all checks and returns the findings.
 pub(super) fn check(conn: &Connection, file: &Database) -> StoreResult<Vec<Finding>> {
     let damage = check_integrity(conn, file)?;
@@ -26,84 +41,85 @@ pub(super) fn check(conn: &Connection, file: &Database) -> StoreResult<Vec<Findi
         return Ok(damage);
     }
     let mut findings = Vec::new();
-    for_each_row(conn, INVALID_HEADS, |row| {
-        findings.push(Finding::new(describe_session(file, row)?, "the head is not valid JSON", RESTORE_ADVICE));
-        Ok(())
-    })?;
-    for_each_row(conn, MISMATCHED_IDENTITY, |row| {
-        findings.push(Finding::new(
-            describe_session(file, row)?,
-            "the row's key, parent or seq differs from the serialized head",
-            RESTORE_ADVICE,
-        ));
-        Ok(())
-    })?;
-    for_each_row(conn, MISMATCHED_COLUMNS, |row| {
-        let location = describe_session(file, row)?;
-        let key = SessionKey { tenant: tenant_column(row, 0)?, session: parse_session_id(&text_column(row, 1)?)? };
-        let problem =
-            "the row's user, status or hash differs from the serialized head: lists and matching return wrong results"
-                .to_owned();
-        findings.push(Finding { location, description: problem, remedy: Remedy::RebuildHead(key) });
-        Ok(())
-    })?;
-    let mut has_headless_records = false;
-    for_each_row(conn, RECORDS_WITHOUT_HEAD, |row| {
-        has_headless_records = true;
-        let head: i64 = row.get(0)?;
-        let count: i64 = row.get(1)?;
-        let advice = "restore the file from a backup: the session they belong to is unknown";
-        findings.push(Finding::new(format!("{file}, head {head}"), format!("{count} records have no head"), advice));
-        Ok(())
-    })?;
-    for_each_row(conn, RECORDS_OUT_OF_RANGE, |row| {
-        let location = describe_session(file, row)?;
-        let count: i64 = row.get(2)?;
-        findings.push(Finding::new(
-            location,
-            format!("{count} records are outside the range of its log"),
-            RESTORE_ADVICE,
-        ));
-        Ok(())
-    })?;
-    for_each_row(conn, UNREFERENCED_BLOBS, |row| {
-        let tenant = tenant_column(row, 0)?;
-        let id = BlobId(row.get(1)?);
-        let location = format!("{file}, tenant {tenant}, blob {id}");
-        findings.push(Finding::orphan(location, "no session references it", Orphan::Blob(tenant, id)));
-        Ok(())
-    })?;
-    for_each_row(conn, DANGLING_BLOB_REFERENCES, |row| {
-        let tenant = tenant_column(row, 0)?;
-        let head = row.get::<_, i64>(1)?.to_string();
-        let location = format!("{file}, tenant {tenant}, head {head}");
-        findings.push(Finding::orphan(
-            location,
-            "blob references of a session that does not exist",
-            Orphan::BlobRefs(tenant, head),
-        ));
-        Ok(())
-    })?;
-    for_each_row(conn, MISMATCHED_LABELS, |row| {
-        let tenant = tenant_column(row, 0)?;
-        let head = row.get::<_, i64>(1)?.to_string();
-        let location = format!("{file}, tenant {tenant}, head {head}");
-        let problem = "the label index differs from the session's labels: filters return wrong results";
-        findings.push(Finding::orphan(location, problem, Orphan::Labels(tenant, head)));
-        Ok(())
-    })?;
-    if has_headless_records {
-        // Items may belong to a session that has lost its head.
-        return Ok(findings);
+    for check in &CHECKS {
+        findings.extend(run(conn, file, check)?);
     }
-    for_each_row(conn, ORPHANED_ITEMS, |row| {
-        let tenant = tenant_column(row, 0)?;
-        let session = parse_session_id(&text_column(row, 1)?)?;
-        let location = format!("{file}, items of session {tenant}/{session}");
-        findings.push(Finding::orphan(location, "the session does not exist", Orphan::Items(tenant, session)));
-        Ok(())
-    })?;
+    // Otherwise items may belong to a session that has lost its head.
+    if !conn.prepare(RECORDS_WITHOUT_HEAD)?.exists([1])? {
+        findings.extend(run(conn, file, &(ORPHANED_ITEMS, orphaned_items))?);
+    }
     Ok(findings)
+}
+
+fn run(conn: &Connection, file: &Database, (sql, finding): &RowCheck) -> StoreResult<Vec<Finding>> {
+    let mut statement = conn.prepare(sql)?;
+    let mut rows = statement.query([MAX_FINDINGS as i64])?;
+    let mut findings = Vec::new();
+    while let Some(row) = rows.next()? {
+        findings.push(finding(file, row)?);
+    }
+    Ok(findings)
+}
+
+fn invalid_head(file: &Database, row: &Row<'_>) -> StoreResult<Finding> {
+    Ok(Finding::new(describe_session(file, row)?, "the head is not valid JSON", RESTORE_ADVICE))
+}
+
+fn mismatched_identity(file: &Database, row: &Row<'_>) -> StoreResult<Finding> {
+    let problem = "the row's key, parent or seq differs from the serialized head";
+    Ok(Finding::new(describe_session(file, row)?, problem, RESTORE_ADVICE))
+}
+
+fn mismatched_columns(file: &Database, row: &Row<'_>) -> StoreResult<Finding> {
+    let location = describe_session(file, row)?;
+    let key = SessionKey { tenant: tenant_column(row, 0)?, session: parse_session_id(&text_column(row, 1)?)? };
+    let description =
+        "the row's user, status or hash differs from the serialized head: lists and matching return wrong results"
+            .to_owned();
+    Ok(Finding { location, description, remedy: Remedy::RebuildHead(key) })
+}
+
+fn records_without_head(file: &Database, row: &Row<'_>) -> StoreResult<Finding> {
+    let head: i64 = row.get(0)?;
+    let count: i64 = row.get(1)?;
+    let advice = "restore the file from a backup: the session they belong to is unknown";
+    Ok(Finding::new(format!("{file}, head {head}"), format!("{count} records have no head"), advice))
+}
+
+fn records_out_of_range(file: &Database, row: &Row<'_>) -> StoreResult<Finding> {
+    let count: i64 = row.get(2)?;
+    let problem = format!("{count} records are outside the range of its log");
+    Ok(Finding::new(describe_session(file, row)?, problem, RESTORE_ADVICE))
+}
+
+fn unreferenced_blob(file: &Database, row: &Row<'_>) -> StoreResult<Finding> {
+    let tenant = tenant_column(row, 0)?;
+    let id = BlobId(row.get(1)?);
+    let location = format!("{file}, tenant {tenant}, blob {id}");
+    Ok(Finding::orphan(location, "no session references it", Orphan::Blob(tenant, id)))
+}
+
+fn dangling_blob_references(file: &Database, row: &Row<'_>) -> StoreResult<Finding> {
+    let tenant = tenant_column(row, 0)?;
+    let head = row.get::<_, i64>(1)?.to_string();
+    let location = format!("{file}, tenant {tenant}, head {head}");
+    let problem = "blob references of a session that does not exist";
+    Ok(Finding::orphan(location, problem, Orphan::BlobRefs(tenant, head)))
+}
+
+fn mismatched_labels(file: &Database, row: &Row<'_>) -> StoreResult<Finding> {
+    let tenant = tenant_column(row, 0)?;
+    let head = row.get::<_, i64>(1)?.to_string();
+    let location = format!("{file}, tenant {tenant}, head {head}");
+    let problem = "the label index differs from the session's labels: filters return wrong results";
+    Ok(Finding::orphan(location, problem, Orphan::Labels(tenant, head)))
+}
+
+fn orphaned_items(file: &Database, row: &Row<'_>) -> StoreResult<Finding> {
+    let tenant = tenant_column(row, 0)?;
+    let session = parse_session_id(&text_column(row, 1)?)?;
+    let location = format!("{file}, items of session {tenant}/{session}");
+    Ok(Finding::orphan(location, "the session does not exist", Orphan::Items(tenant, session)))
 }
 
 /// Runs SQLite's own integrity and foreign key checks.
@@ -205,19 +221,6 @@ const ORPHANED_ITEMS: &str = "
     SELECT DISTINCT tenant, substr(owner, 9) FROM item i WHERE owner GLOB 'session/*'
         AND NOT EXISTS (SELECT 1 FROM head h WHERE h.tenant = i.tenant AND h.session = substr(i.owner, 9)) LIMIT ?1";
 
-fn for_each_row(
-    conn: &Connection,
-    sql: &str,
-    mut handle_row: impl FnMut(&Row<'_>) -> StoreResult<()>,
-) -> StoreResult<()> {
-    let mut statement = conn.prepare(sql)?;
-    let mut rows = statement.query([MAX_FINDINGS as i64])?;
-    while let Some(row) = rows.next()? {
-        handle_row(row)?;
-    }
-    Ok(())
-}
-
 fn text_column(row: &Row<'_>, column: usize) -> StoreResult<String> {
     Ok(row.get(column)?)
 }
@@ -228,11 +231,11 @@ fn describe_session(file: &Database, row: &Row<'_>) -> StoreResult<String> {
 
 fn tenant_column(row: &Row<'_>, column: usize) -> StoreResult<Tenant> {
     let name = text_column(row, column)?;
-    Ok(Tenant::new(&name).map_err(|e| Error::corrupt(format!("tenant {name}", name = excerpt(name)), e))?)
+    Ok(Tenant::new(&name).map_err(|e| Error::corrupt_from(format!("tenant {name}", name = excerpt(name)), e))?)
 }
 
 fn parse_session_id(name: &str) -> StoreResult<SessionId> {
-    Ok(SessionId::new(name).map_err(|e| Error::corrupt(format!("session {name}", name = excerpt(name)), e))?)
+    Ok(SessionId::new(name).map_err(|e| Error::corrupt_from(format!("session {name}", name = excerpt(name)), e))?)
 }
 
 /// Removes those of the given orphans that no session references at this moment; the others stay.

@@ -8,6 +8,7 @@ use crate::private_files;
 use crate::store::contract::FORMAT;
 use crate::store::sqlite::fault::{StoreFault, StoreResult};
 use crate::types::error::{Error, Result};
+use crate::types::error_source::ErrorSource;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, ffi};
 use std::fs;
 use std::io::Write;
@@ -85,7 +86,7 @@ impl Database {
 
     /// Opens a read-write connection, and creates the file if it does not exist.
     pub fn open(&self) -> Result<Connection> {
-        self.connect().map_err(|e| self.error(&e))
+        self.connect().map_err(|e| self.error(e))
     }
 
     /// Opens a connection with the settings of the store, in WAL mode.
@@ -122,7 +123,7 @@ impl Database {
 
     /// Reads the format of an open file; a newer one is [`Error::NewerFormat`].
     fn format(&self, conn: &Connection) -> Result<usize> {
-        let found = conn.pragma_query_value(None, "user_version", |r| r.get(0)).map_err(|e| self.error(&e))?;
+        let found = conn.pragma_query_value(None, "user_version", |r| r.get(0)).map_err(|e| self.error(e))?;
         let known = MIGRATIONS.len() as u32;
         if found > known {
             return Err(Error::NewerFormat { location: self.to_string(), version: found, supported: known });
@@ -137,9 +138,9 @@ impl Database {
             return Ok(None);
         }
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let conn = Connection::open_with_flags(&*self.0, flags).map_err(|e| self.error(&e))?;
-        conn.busy_timeout(BUSY_TIMEOUT).map_err(|e| self.error(&e))?;
-        let version = conn.pragma_query_value(None, "user_version", |r| r.get(0)).map_err(|e| self.error(&e))?;
+        let conn = Connection::open_with_flags(&*self.0, flags).map_err(|e| self.error(e))?;
+        conn.busy_timeout(BUSY_TIMEOUT).map_err(|e| self.error(e))?;
+        let version = conn.pragma_query_value(None, "user_version", |r| r.get(0)).map_err(|e| self.error(e))?;
         Ok((version > 0).then_some(version))
     }
 
@@ -197,17 +198,17 @@ impl Database {
     /// zeroed already (`secure_delete`). If a reader is active, this is left to the next call
     /// (D-073).
     pub fn truncate_wal(&self, conn: &Connection) -> Result<()> {
-        conn.busy_timeout(TRUNCATE_TIMEOUT).map_err(|e| self.error(&e))?;
+        conn.busy_timeout(TRUNCATE_TIMEOUT).map_err(|e| self.error(e))?;
         let outcome = conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
-        conn.busy_timeout(BUSY_TIMEOUT).map_err(|e| self.error(&e))?;
-        outcome.map_err(|e| self.error(&e))
+        conn.busy_timeout(BUSY_TIMEOUT).map_err(|e| self.error(e))?;
+        outcome.map_err(|e| self.error(e))
     }
 
     /// Removes all bytes of deleted data from the file and its write-ahead log (D-033). Fails if
     /// readers prevent this.
     pub fn scrub(&self, conn: &Connection) -> Result<()> {
-        self.rewrite(conn).map_err(|e| self.error(&e))?;
-        conn.busy_timeout(SCRUB_TIMEOUT).map_err(|e| self.error(&e))?;
+        self.rewrite(conn).map_err(|e| self.error(e))?;
+        conn.busy_timeout(SCRUB_TIMEOUT).map_err(|e| self.error(e))?;
         let checkpoint = || conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |r| r.get::<_, bool>(0));
         let mut is_busy = Ok(true);
         for _ in 0..SCRUB_ATTEMPTS {
@@ -216,14 +217,14 @@ impl Database {
                 break;
             }
         }
-        conn.busy_timeout(BUSY_TIMEOUT).map_err(|e| self.error(&e))?;
+        conn.busy_timeout(BUSY_TIMEOUT).map_err(|e| self.error(e))?;
         match is_busy {
             Ok(false) => Ok(()),
             Ok(true) => {
                 let reason = "a reader still uses deleted data, so its bytes remain in the write-ahead log";
                 Err(Error::unavailable(format!("{self}: {reason}; end long reads and retry the erasure")))
             }
-            Err(e) => Err(self.error(&e)),
+            Err(e) => Err(self.error(e)),
         }
     }
 
@@ -242,17 +243,24 @@ impl Database {
     pub fn fault_to_error(&self, fault: StoreFault) -> Error {
         match fault {
             StoreFault::Rejected(e) => e,
-            StoreFault::Sql(e) => self.error(&e),
+            StoreFault::Sql(e) => self.error(e),
         }
     }
 
     /// Converts an error of SQLite into the error that callers receive.
-    pub fn error(&self, e: &rusqlite::Error) -> Error {
+    pub fn error(&self, e: rusqlite::Error) -> Error {
+        self.shared_error(&Arc::new(e))
+    }
+
+    /// Converts an error of SQLite that affects several callers.
+    pub fn shared_error(&self, e: &Arc<rusqlite::Error>) -> Error {
+        self.classify(e).with_source(ErrorSource::shared(e.clone()))
+    }
+
+    fn classify(&self, e: &rusqlite::Error) -> Error {
         let Some(code) = e.sqlite_error() else { return Error::corrupt(self, e) };
         match code.code {
-            ErrorCode::DiskFull => Error::Full { location: self.to_string() },
-            // The shared-memory file (the index of the write-ahead log) could not grow.
-            _ if code.extended_code == ffi::SQLITE_IOERR_SHMSIZE => Error::Full { location: self.to_string() },
+            _ if is_disk_full(e) => Error::full(self),
             // Every constraint is checked before the write, so only rows that should not exist can
             // violate one.
             ErrorCode::DatabaseCorrupt | ErrorCode::ConstraintViolation => Error::corrupt(self, e),
@@ -263,6 +271,15 @@ impl Database {
             _ => Error::unavailable(format!("{self}: {e}")),
         }
     }
+}
+
+/// Returns true if a write failed for lack of space.
+pub(super) fn is_disk_full(e: &rusqlite::Error) -> bool {
+    let out_of_space = |code: &ffi::Error| {
+        // `SHMSIZE`: the shared-memory file (the index of the write-ahead log) could not grow.
+        code.code == ErrorCode::DiskFull || code.extended_code == ffi::SQLITE_IOERR_SHMSIZE
+    };
+    e.sqlite_error().is_some_and(out_of_space)
 }
 
 /// A pool of read-only connections.
@@ -279,7 +296,7 @@ impl Pool {
 
     /// Waits for a permit: at most [`MAX_READERS`] are held at a time.
     pub async fn permit(&self) -> Result<OwnedSemaphorePermit> {
-        self.permits.clone().acquire_owned().await.map_err(Error::unavailable)
+        self.permits.clone().acquire_owned().await.map_err(Error::unavailable_from)
     }
 
     /// Runs a read on an exclusively held connection, which returns to the pool afterwards.
@@ -287,7 +304,7 @@ impl Pool {
         let idle_connection = self.idle().pop();
         let conn = match idle_connection {
             Some(conn) => conn,
-            None => self.open().map_err(|e| self.file.error(&e))?,
+            None => self.open().map_err(|e| self.file.error(e))?,
         };
         let outcome = work(&conn, &self.file).map_err(|fault| self.file.fault_to_error(fault));
         self.idle().push(conn);
@@ -314,7 +331,7 @@ impl Pool {
 
     /// Runs a read on a new connection, whose caches are empty.
     pub fn with_new_connection<T>(&self, work: impl FnOnce(&Connection, &Database) -> StoreResult<T>) -> Result<T> {
-        let conn = self.open().map_err(|e| self.file.error(&e))?;
+        let conn = self.open().map_err(|e| self.file.error(e))?;
         work(&conn, &self.file).map_err(|fault| self.file.fault_to_error(fault))
     }
 

@@ -24,7 +24,7 @@ pub(super) fn encode(head: &Head) -> String {
 /// Deserializes a stored head; damage is [`Error::Corrupt`].
 pub(super) fn decode(file: &Database, tenant: impl Display, session: impl Display, head_json: &str) -> Result<Head> {
     serde_json::from_str(head_json)
-        .map_err(|e| Error::corrupt(format!("{file}, head of session {tenant}/{session}"), e))
+        .map_err(|e| Error::corrupt_from(format!("{file}, head of session {tenant}/{session}"), e))
 }
 
 pub(super) fn head(conn: &Connection, file: &Database, key: &SessionKey) -> StoreResult<Option<Head>> {

@@ -8,6 +8,7 @@ use crate::store::query::{ReadDirection, RecordRange};
 use crate::store::sqlite::database::Database;
 use crate::store::sqlite::fault::{StoreFault, StoreResult};
 use crate::types::blob::BlobId;
+use crate::types::decode_error::DecodeError;
 use crate::types::entry::{Record, RecordBatch};
 use crate::types::error::Error;
 use crate::types::id::{Seq, SessionKey, Tenant};
@@ -42,10 +43,10 @@ pub(super) fn records(
 
     // The checksum covers the sequence number, so a record at the wrong position fails verification
     // (D-009).
-    let corrupt_error = |(seq, reason): (Seq, String)| -> StoreFault {
+    let corrupt_error = |(seq, error): (Seq, DecodeError)| -> StoreFault {
         let exists = conn.query_row(EXISTS, [record_key(id, seq)], |r| r.get(0)).unwrap_or(true);
-        let reason = if exists { reason } else { "the record is missing".to_owned() };
-        Error::corrupt(format!("{file}, session {key}, record {seq}"), reason).into()
+        let error = if exists { error } else { DecodeError::new("the record is missing") };
+        Error::corrupt_from(format!("{file}, session {key}, record {seq}"), error).into()
     };
     let (sql, mut expected_seq) = match range.order {
         ReadDirection::Forward => (FORWARD, after + 1),
@@ -58,10 +59,10 @@ pub(super) fn records(
     let mut rows = statement.query([record_key(id, after), record_key(id, last)])?;
     while (records.len() as u64) < max_records && bytes < MAX_PAGE_BYTES {
         let Some(row) = rows.next()? else {
-            return Err(corrupt_error((expected_seq, "the record is missing".to_owned())));
+            return Err(corrupt_error((expected_seq, DecodeError::new("the record is missing"))));
         };
         let Ok(text) = row.get_ref(2)?.as_str() else {
-            return Err(corrupt_error((expected_seq, "the entry is not valid UTF-8".to_owned())));
+            return Err(corrupt_error((expected_seq, DecodeError::new("the entry is not valid UTF-8"))));
         };
         records.push(expected_seq, row.get(0)?, row.get(1)?, text).map_err(corrupt_error)?;
         bytes += text.len();

@@ -2,10 +2,11 @@
 //!
 //! Invariant: a write is acknowledged only after the transaction that contains it has committed.
 
-use crate::store::sqlite::database::Database;
+use crate::store::sqlite::database::{Database, is_disk_full};
 use crate::store::sqlite::fault::{StoreFault, StoreResult};
 use crate::types::error::{Error, Result};
 use rusqlite::{Connection, ErrorCode};
+use std::sync::Arc;
 use tokio::sync::mpsc::{self, error::TryRecvError};
 use tokio::sync::oneshot;
 
@@ -193,11 +194,11 @@ impl WriteExecutor {
             Err(BatchAbort::All(e)) if self.has_reserve_for(&batch, &e) => {
                 let (freeing, rejected): (Vec<_>, Vec<_>) =
                     batch.into_iter().partition(|s| s.purpose() == WritePurpose::Free);
-                rejected.into_iter().for_each(|step| step.send_outcome(Err(self.file.error(&e))));
+                self.reject(rejected, e);
                 self.execute(freeing);
                 self.file.restore_reserve(&self.conn);
             }
-            Err(BatchAbort::All(e)) => batch.into_iter().for_each(|step| step.send_outcome(Err(self.file.error(&e)))),
+            Err(BatchAbort::All(e)) => self.reject(batch, e),
             Err(BatchAbort::Step(fault)) => match (batch.pop(), batch.is_empty()) {
                 (Some(step), true) => step.send_outcome(Err(self.file.fault_to_error(fault))),
                 (last, _) => batch.into_iter().chain(last).for_each(|step| self.execute(vec![step])),
@@ -205,11 +206,16 @@ impl WriteExecutor {
         }
     }
 
+    /// Sends one error to the callers of several writes.
+    fn reject(&self, batch: Vec<Box<dyn WriteStep>>, e: rusqlite::Error) {
+        let e = Arc::new(e);
+        batch.into_iter().for_each(|step| step.send_outcome(Err(self.file.shared_error(&e))));
+    }
+
     /// Returns whether the disk is full, the batch contains a write that frees space, and the
     /// reserve file existed; deletes that file.
     fn has_reserve_for(&self, batch: &[Box<dyn WriteStep>], e: &rusqlite::Error) -> bool {
-        let is_full = matches!(self.file.error(e), Error::Full { .. });
-        is_full && batch.iter().any(|step| step.purpose() == WritePurpose::Free) && self.file.release_reserve()
+        is_disk_full(e) && batch.iter().any(|step| step.purpose() == WritePurpose::Free) && self.file.release_reserve()
     }
 
     /// Executes writes in one transaction, which is rolled back on failure.

@@ -39,7 +39,7 @@ impl Writer {
         let executor = Arc::new(Mutex::new(WriteExecutor::new(conn, file, queue)));
         let thread_executor = executor.clone();
         let thread = thread::Builder::new().name("tenure-sqlite".to_owned());
-        let thread = thread.spawn(move || run_writer_thread(&thread_executor)).map_err(Error::unavailable)?;
+        let thread = thread.spawn(move || run_writer_thread(&thread_executor)).map_err(Error::unavailable_from)?;
         Ok(Self { jobs: Some(jobs), executor, thread: Some(thread), pending_uses: Arc::default() })
     }
 

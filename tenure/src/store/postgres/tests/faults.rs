@@ -1,7 +1,9 @@
 //! Behavior when the connection or the server fails.
 
 use super::*;
+use crate::store::contract::Notifier;
 use crate::types::error::Error;
+use std::error::Error as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};
@@ -186,6 +188,30 @@ async fn a_restart_of_the_server_loses_no_acknowledged_commit() {
     server_script("start").await;
     assert!(store.head(&key).await.unwrap().is_some());
     server_script("stop").await;
+}
+
+/// An error keeps the error of the driver as its source.
+#[tokio::test]
+async fn errors_keep_their_source() {
+    let Some(db) = Db::new("").await else { return };
+    let driver_error = |e: Error| {
+        let cause = e.source().and_then(|source| source.downcast_ref::<tokio_postgres::Error>());
+        cause.map(|cause| cause.code().map(|code| code.code().to_owned()))
+    };
+    // The connection breaks, and cannot be opened again.
+    let address = db.url.split(['@', '?']).nth(1).unwrap().split('/').next().unwrap().to_owned();
+    let proxy = Proxy::new(address).await;
+    let store = PostgresStore::open(&(proxy.url(&db) + "&retry=100ms")).await.unwrap();
+    drop(proxy);
+    let error = store.head(&key("a")).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert_eq!(driver_error(error), Some(None));
+
+    // The server rejects a statement.
+    db.rows("DROP TABLE tenure_head CASCADE").await;
+    let error = db.store.head(&key("a")).await.unwrap_err();
+    assert!(error.to_string().ends_with("does not exist (42P01)"), "{error}");
+    assert_eq!(driver_error(error), Some(Some("42P01".to_owned())));
 }
 
 /// Notifications reach other nodes, not the sender. A listener that lost its connection receives a

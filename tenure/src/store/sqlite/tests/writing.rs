@@ -8,6 +8,7 @@ use crate::types::entry::{MessageEntry, Parent};
 use crate::types::error::Error;
 use crate::types::id::RunId;
 use crate::types::status::Status;
+use std::error::Error as _;
 use std::sync::{Arc, mpsc};
 use tokio::task::JoinSet;
 
@@ -280,13 +281,15 @@ async fn a_full_disk_loses_nothing_and_can_be_freed() {
     log.save(&test_store.store).await;
     let limit = |pages: i64| {
         test_store.store.writer.run_exclusive(move |conn, file| {
-            conn.pragma_update(None, "max_page_count", pages).map_err(|e| file.error(&e))
+            conn.pragma_update(None, "max_page_count", pages).map_err(|e| file.error(e))
         })
     };
     limit(1).await.unwrap();
     let commit = log.clone().push_user_message(&"long ".repeat(10_000)).commit();
     let error = test_store.store.commit(&commit).await.unwrap_err();
     assert_eq!(error.to_string(), format!("no space left at sqlite {}; free disk space and retry", test_store.file()));
+    let cause = error.source().and_then(|source| source.downcast_ref::<rusqlite::Error>());
+    assert_eq!(cause.and_then(rusqlite::Error::sqlite_error_code), Some(rusqlite::ErrorCode::DiskFull));
     assert_eq!(test_store.store.head(&key("s")).await.unwrap(), Some(log.head));
     assert_eq!(test_store.records("s").await.unwrap().len(), 1);
     limit(1 << 30).await.unwrap();

@@ -1,0 +1,145 @@
+//! The execution of one tool call: cached result, lease, invocation with a timeout, and what the
+//! run makes of the result.
+
+use super::limit;
+use super::retry::Backoff;
+use crate::executors::tools::{ToolContext, ToolInvocation, Tools};
+use crate::memory::tool;
+use crate::rules::next::{CallAction, PendingCall};
+use crate::run::executors::TurnError;
+use crate::run::lease::LeaseState;
+use crate::tenure::Tenure;
+use crate::types::assistant::Assistant;
+use crate::types::error::{Error, Result};
+use crate::types::id::{Principal, RunId, SessionId};
+use crate::types::tool::{Tool, ToolError, ToolOutput};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// One tool call of a run, with everything that its execution needs.
+pub(super) struct ToolCall<'a> {
+    pub tenure: Tenure,
+    pub principal: Principal,
+    pub session_id: SessionId,
+    pub run: RunId,
+    pub assistant: Option<Arc<Assistant>>,
+    pub tools: Option<&'a dyn Tools>,
+    pub tool: Tool,
+    pub cached_result: Option<String>,
+    pub lease_state: Arc<LeaseState>,
+    pub timeout: Duration,
+    pub max_result_bytes: usize,
+    pub pending: PendingCall,
+}
+
+/// The result of a tool call.
+pub(super) enum CallResult {
+    Content(String),
+    /// The outcome is unknown and the tool is not repeatable: a review is required (D-054).
+    Lost,
+}
+
+impl ToolCall<'_> {
+    pub async fn execute(self) -> Result<CallResult, TurnError> {
+        let arguments = match &self.pending.action {
+            CallAction::Respond(content) => return Ok(CallResult::Content(content.clone())),
+            CallAction::Call(arguments) => arguments.clone(),
+        };
+        if let Some(content) = self.cached_result {
+            return Ok(CallResult::Content(content));
+        }
+        if self.tools.is_none() && !self.is_memory_tool() {
+            return Ok(CallResult::Lost);
+        }
+        self.ensure_lease().await?;
+        let invocation = ToolInvocation {
+            session: self.principal.key(&self.session_id),
+            run: self.run.clone(),
+            id: self.pending.call.id.clone(),
+            tool: self.pending.call.name.clone(),
+            arguments,
+        };
+        let Ok(result) = tokio::time::timeout(self.timeout, self.invoke(&invocation)).await else {
+            let name = &invocation.tool;
+            let message = format!("tool {name:?} exceeded its `tool_timeout`; raise it or make the tool faster");
+            return Err(limit("tool_timeout", message));
+        };
+        let result = result?;
+        count_outcome(&result);
+        match result {
+            Ok(output) => self.accept_output(invocation, output).await,
+            Err(ToolError::Lost(_)) if !self.tool.is_repeatable() => Ok(CallResult::Lost),
+            Err(e) => Ok(CallResult::Content(format!("[{e}]"))),
+        }
+    }
+
+    fn is_memory_tool(&self) -> bool {
+        let has_memory = |assistant| self.tenure.memory_tool(&self.principal, assistant).is_some();
+        self.pending.call.name == tool::NAME && self.assistant.as_deref().is_some_and(has_memory)
+    }
+
+    /// Renews the lease if it has expired: this node may have been suspended, and another node may
+    /// be executing this call.
+    async fn ensure_lease(&self) -> Result<()> {
+        if self.tenure.now().as_microsecond() < self.lease_state.until.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let mut backoff = Backoff::new();
+        let until = loop {
+            let renewed = self.tenure.renew_lease(&self.principal, &self.session_id, &self.run).await;
+            if let Some(until) = backoff.unless_unavailable(renewed).await {
+                break until?;
+            }
+        };
+        self.lease_state.until.store(until.as_microsecond(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn invoke(&self, invocation: &ToolInvocation) -> Result<Result<ToolOutput, ToolError>> {
+        match self.tools {
+            Some(tools) if !self.is_memory_tool() => {
+                let context = ToolContext::new(&invocation.session, self.assistant.as_deref());
+                Ok(tools.call(&context, invocation).await)
+            }
+            _ => match self.tenure.call_memory(&self.principal, &self.session_id, invocation).await {
+                Err(e @ Error::Unavailable { .. }) => Ok(Err(ToolError::NotCalled(e.to_string()))),
+                result => result.map(Ok),
+            },
+        }
+    }
+
+    /// Checks the size of a result, and caches it if the tool allows that.
+    async fn accept_output(&self, invocation: ToolInvocation, output: ToolOutput) -> Result<CallResult, TurnError> {
+        let max = self.max_result_bytes;
+        let size = output.content.len();
+        if size > max {
+            let name = &invocation.tool;
+            let message = format!("tool {name:?} returned {size} bytes, more than `max_result_bytes` ({max})");
+            return Err(limit("result_too_large", message));
+        }
+        if self.tool.cache && !output.failed {
+            let arguments = Value::Object(invocation.arguments);
+            let result = json!(output.content);
+            let id = &self.session_id;
+            match self.tenure.cache_put(&self.principal, id, &invocation.tool, &arguments, &result).await {
+                Err(e @ Error::Unavailable { .. }) => {
+                    tracing::warn!(session_id = %id, tool = invocation.tool, error = %e, "could not cache a tool result: store unavailable");
+                }
+                put => put?,
+            }
+        }
+        Ok(CallResult::Content(output.content))
+    }
+}
+
+fn count_outcome(result: &Result<ToolOutput, ToolError>) {
+    let outcome = match result {
+        Ok(ToolOutput { failed: false, .. }) => "answered",
+        Ok(_) => "failed",
+        Err(ToolError::NotCalled(_)) => "not_called",
+        Err(ToolError::Lost(_)) => "lost",
+    };
+    metrics::counter!("tenure_tool_calls_total", "outcome" => outcome).increment(1);
+}
