@@ -68,7 +68,6 @@ pub use executors::tools::Tools;
 pub use handle::{SessionHandle, UserHandle};
 pub use rules::prompt::history;
 pub use rules::session::{Checkpoint, Point, Session};
-pub use rules::summary;
 pub use run::executors::{Executors, RunEvent, TurnOutcome};
 pub use run::request::RunRequest;
 pub use session::append::Append;

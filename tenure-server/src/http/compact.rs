@@ -12,7 +12,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
-use tenure::summary::KEEP_TURNS;
+use tenure::rules::summary::KEEP_TURNS;
 use tenure::{Principal, Seq, SessionId, policy::CompactionPolicy};
 use utoipa::ToSchema;
 

@@ -8,7 +8,7 @@ use crate::config::BUILT_IN_MODEL;
 use async_trait::async_trait;
 use futures_util::stream;
 use serde_json::{Value, json};
-use tenure::summary::{CONVERSATION_HEADING, PREVIOUS_SUMMARY_HEADING, REQUEST};
+use tenure::rules::summary::{CONVERSATION_HEADING, PREVIOUS_SUMMARY_HEADING, REQUEST};
 use tenure::{
     Message, Model, ModelError, Role,
     run::{ModelChunk, ModelStream, Prompt},

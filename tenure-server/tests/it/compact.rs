@@ -5,7 +5,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tenure::policy::CompactionPolicy;
-use tenure::summary::{REQUEST, SUMMARY_MARKER};
+use tenure::rules::summary::{REQUEST, SUMMARY_MARKER};
 use tenure_server::config::Config;
 use tokio::sync::Semaphore;
 

@@ -41,7 +41,6 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use step_commit::StepInput;
 
 impl OpenRun {
     /// Executes the run and commits every step. A client that disconnects does not stop it (D-049).
@@ -393,29 +392,6 @@ impl<'a> Execution<'a> {
     /// The answer as one `chat.completion`, identical each time it is serialized.
     fn body(&self) -> String {
         self.answer.body(self.context.run.as_str(), *self.answered_at.get_or_init(|| self.context.tenure.now()))
-    }
-
-    /// Commits messages together with the entries that follow from them: tool call starts, review
-    /// requests, or the end of the run. `is_round_complete` is true if no other call of this round
-    /// is in flight. Returns [`Error::Superseded`] if this node no longer holds the run.
-    async fn commit_messages(&mut self, messages: Vec<Message>, is_round_complete: bool) -> Result<NextStep> {
-        let id = &self.context.session_id;
-        let principal = &self.context.principal;
-        let committed = self.context.tenure.write_partial_with_retries(principal, id, |session, now| {
-            Ok(match self.held_run(session) {
-                Some(run) => self.step_commit(StepInput { session, run, messages: &messages, is_round_complete, now }),
-                None => self.superseded_commit(session),
-            })
-        });
-        match committed.await {
-            Ok(Some((seq, step))) => {
-                self.seq = seq;
-                self.recall_event = None;
-                Ok(step)
-            }
-            Ok(None) | Err(Error::NotFound { .. }) => Err(Error::Superseded { session_id: id.clone() }),
-            Err(e) => Err(e),
-        }
     }
 
     /// Returns the run if this node still holds its lease, the run is open, and the message it

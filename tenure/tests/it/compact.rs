@@ -6,7 +6,7 @@ use crate::support::*;
 use async_trait::async_trait;
 use serde_json::json;
 use std::sync::{Arc, Mutex};
-use tenure::summary::{KEEP_TURNS, PREVIOUS_SUMMARY_HEADING, REQUEST, SUMMARY_MARKER};
+use tenure::rules::summary::{KEEP_TURNS, PREVIOUS_SUMMARY_HEADING, REQUEST, SUMMARY_MARKER};
 use tenure::{log::*, policy::*, rules::*, run::*, session::*, *};
 use tokio::sync::Semaphore;
 

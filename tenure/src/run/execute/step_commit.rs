@@ -15,6 +15,7 @@ use crate::store::item::Item;
 use crate::types::entry::{
     CheckpointEntry, Entry, MessageEntry, Patch, ReviewOpened, ReviewTimeout, RunOutcome, SessionPatch,
 };
+use crate::types::error::{Error, Result};
 use crate::types::id::{CheckpointLabel, ReviewId, RunId, Seq};
 use crate::types::message::Message;
 use crate::types::policy::CheckpointPolicy;
@@ -26,18 +27,45 @@ use std::time::Duration;
 
 /// The input of a commit: the session as it is stored, and what the step has produced.
 #[derive(Clone, Copy)]
-pub(super) struct StepInput<'s> {
-    pub session: PartialSession<'s>,
-    pub run: &'s Run,
-    pub messages: &'s [Message],
+struct StepInput<'s> {
+    session: PartialSession<'s>,
+    run: &'s Run,
+    messages: &'s [Message],
     /// Whether no other call of this round is in flight.
-    pub is_round_complete: bool,
-    pub now: Timestamp,
+    is_round_complete: bool,
+    now: Timestamp,
 }
 
 impl Execution<'_> {
+    /// Commits messages together with the entries that follow from them: tool call starts, review
+    /// requests, or the end of the run. `is_round_complete` is true if no other call of this round
+    /// is in flight. Returns [`Error::Superseded`] if this node no longer holds the run.
+    pub(super) async fn commit_messages(
+        &mut self,
+        messages: Vec<Message>,
+        is_round_complete: bool,
+    ) -> Result<NextStep> {
+        let id = &self.context.session_id;
+        let principal = &self.context.principal;
+        let committed = self.context.tenure.write_partial_with_retries(principal, id, |session, now| {
+            Ok(match self.held_run(session) {
+                Some(run) => self.step_commit(StepInput { session, run, messages: &messages, is_round_complete, now }),
+                None => self.superseded_commit(session),
+            })
+        });
+        match committed.await {
+            Ok(Some((seq, step))) => {
+                self.seq = seq;
+                self.recall_event = None;
+                Ok(step)
+            }
+            Ok(None) | Err(Error::NotFound { .. }) => Err(Error::Superseded { session_id: id.clone() }),
+            Err(e) => Err(e),
+        }
+    }
+
     /// The commit of a step, with the sequence number of its last record and the next step.
-    pub(super) fn step_commit(&self, input: StepInput<'_>) -> PendingCommit<Option<(Seq, NextStep)>> {
+    fn step_commit(&self, input: StepInput<'_>) -> PendingCommit<Option<(Seq, NextStep)>> {
         let StepInput { session, messages, .. } = input;
         let mut builder = EntryBuilder { session, entries: Vec::new(), steps: last_step(session, input.run) };
         self.add_messages(&mut builder, &input);
