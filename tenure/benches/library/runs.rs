@@ -123,7 +123,10 @@ pub async fn resume(report: &mut Report) {
     let first = tenure_with(&store, with_clock);
     let mut medians = Vec::new();
     for (name, messages) in [("small", 100), ("large", 10_000)] {
-        let session = create(&first, name).await;
+        let session = id(name);
+        let of_assistant =
+            NewSession { id: Some(session.clone()), assistant: Some("a".to_owned()), ..NewSession::default() };
+        first.create(&bench_principal(), of_assistant).await.unwrap();
         fill(&first, &session, messages).await;
         let mut times = Vec::new();
         for _ in 0..30 {
