@@ -64,24 +64,23 @@ pub(crate) fn automatic_checkpoint(head: &Head, new: &[Message], run: Option<&Ru
 }
 
 /// Computes the checkpoints that a run would have set along these messages: `turn-N` after each answer, and
-/// `turn-N.M` after the results of the turn's M-th round of tool calls.
+/// `turn-N.M` after the result of the turn's M-th tool call.
 pub fn make_checkpoints(messages: &[StoredMessage]) -> Vec<Checkpoint> {
     let mut checkpoints = Vec::new();
     let mut counter = TurnCounter::default();
-    let mut rounds = 0;
+    let mut calls = 0;
     for (i, stored) in messages.iter().enumerate() {
         let role = stored.message.role();
         counter.count(role);
-        let next = messages.get(i + 1).map(|m| m.message.role());
         let label = match role {
             Role::User => {
-                rounds = 0;
+                calls = 0;
                 continue;
             }
             Role::Assistant if stored.message.is_visible() => format!("turn-{}", counter.turns),
-            Role::Tool if next != Some(Role::Tool) => {
-                rounds += 1;
-                format!("turn-{}.{rounds}", counter.turns)
+            Role::Tool => {
+                calls += 1;
+                format!("turn-{}.{calls}", counter.turns)
             }
             _ => continue,
         };

@@ -29,6 +29,7 @@ mod reviews;
 mod rules;
 mod runs;
 mod search;
+mod seeds;
 mod session_end;
 mod stores;
 mod support;
