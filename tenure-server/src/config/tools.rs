@@ -135,8 +135,9 @@ pub(super) fn check(python: &Python, assistants: &[Assistant]) -> anyhow::Result
             memory.check().map_err(|e| anyhow!("assistants[{i}]: {e}"))?;
         }
         for (j, source) in assistant.tools.iter().enumerate() {
-            if *source == ToolSource::Memory && assistant.memory.as_ref().is_none_or(|m| m.scope == MemoryScope::None) {
-                bail!("assistants[{i}].tools[{j}]: the tool `memory` needs a `memory` with a `scope`");
+            let is_stateless = assistant.memory.as_ref().is_some_and(|m| m.scope == MemoryScope::None);
+            if *source == ToolSource::Memory && is_stateless {
+                bail!("assistants[{i}].tools[{j}]: the tool `memory` needs a `memory.scope` other than `none`");
             }
             check_source(&format!("assistants[{i}].tools[{j}]"), source)?;
         }

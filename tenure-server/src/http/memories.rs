@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 use tenure::rules::excerpt;
 use tenure::{
     Principal, Seq, SessionId,
-    memory::{Dream, Memory, MemoryTarget, RecallResult},
+    memory::{Dream, Memory, MemoryKind, MemoryTarget, RecallResult},
 };
 use utoipa::ToSchema;
 
@@ -23,8 +23,13 @@ use utoipa::ToSchema;
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewMemory {
-    /// The text: one fact.
+    /// The text: one statement.
     text: String,
+    /// `fact` (default: shown to the model when it is relevant) or `preference` (shown in every turn). If omitted, an
+    /// existing memory with this text keeps its kind.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    kind: Option<MemoryKind>,
     /// The session it comes from; the session's assistant determines the scope.
     #[serde(default)]
     session_id: Option<String>,
@@ -46,7 +51,7 @@ pub struct NewMemory {
 pub struct MemoryView {
     /// `memory`.
     object: &'static str,
-    /// The memory: `id`, `text`, `scope`, its owner, its `sources`, times and number of uses.
+    /// The memory: `id`, `text`, `kind`, `scope`, its owner, its `sources`, times and number of uses.
     #[serde(flatten)]
     #[schema(value_type = Object)]
     memory: Memory,
@@ -163,7 +168,7 @@ pub async fn create(
     let target = memory_target(body.session_id, body.assistant_id)?;
     let messages = body.messages.unwrap_or_default();
     let metadata = body.metadata.unwrap_or_default();
-    let new = tenure::memory::NewMemory { text: body.text, messages, metadata };
+    let new = tenure::memory::NewMemory { text: body.text, kind: body.kind, messages, metadata };
     let memory = app.tenure.remember(&principal, &target, new).await?;
     Ok((StatusCode::CREATED, Json(view(memory))))
 }
@@ -174,6 +179,7 @@ pub async fn create(
     params(
         ("session_id" = Option<String>, Query, description = "The memories of this session, in its assistant's scope"),
         ("assistant_id" = Option<String>, Query, description = "The memories of this assistant; without session and assistant, the user's own"),
+        ("kind" = Option<String>, Query, description = "Only memories of this kind: `fact` or `preference`"),
         ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "Page size; default 20"),
         ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page"),
     ),
@@ -184,9 +190,18 @@ pub async fn list(State(app): State<AppState>, caller: Caller, mut params: Stric
     let target = target_from_query(&mut params)?;
     let limit = params.limit(app.config.limits.max_page)?;
     let cursor = params.one("cursor")?;
+    let kind = match params.one("kind")?.as_deref() {
+        None => None,
+        Some("fact") => Some(MemoryKind::Fact),
+        Some("preference") => Some(MemoryKind::Preference),
+        Some(other) => {
+            let message = format!("{other} is not fact or preference", other = excerpt(other));
+            return Err(ApiError::invalid("kind", message));
+        }
+    };
     params.reject_unknown()?;
-    let mut memories =
-        app.tenure.browsing(&principal).memory_list(&principal, &target, cursor.as_deref(), limit + 1).await?;
+    let browsing = app.tenure.browsing(&principal);
+    let mut memories = browsing.memory_list(&principal, &target, kind, cursor.as_deref(), limit + 1).await?;
     let has_more = memories.len() > limit;
     memories.truncate(limit);
     let next_cursor = memories.last().filter(|_| has_more).map(|m| m.id.clone());

@@ -32,7 +32,7 @@ impl Engine {
     pub fn policy(&self, tenant: &Tenant, assistant: Option<&str>) -> Policy {
         let default = self.default_policy();
         let assistant = assistant.and_then(|name| self.assistant_registry().find(tenant, name));
-        assistant.map_or_else(|| default.clone(), |a| a.policy(default))
+        assistant.map_or_else(|| default.clone(), |a| a.policy(default)).with_scope_applied()
     }
 
     /// The shortest time to live of any session, as far as assistants are cached. It determines how

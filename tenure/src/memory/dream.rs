@@ -11,7 +11,7 @@ use crate::tenure::Tenure;
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{AccessScope, Principal, SessionId, Tenant, User};
-use crate::types::memory::MemoryRecord;
+use crate::types::memory::{MemoryKind, MemoryRecord};
 use crate::types::policy::{MemoryPolicy, MemoryScope};
 use crate::types::status::Status;
 use jiff::{SignedDuration, Timestamp};
@@ -215,6 +215,9 @@ impl Tenure {
         self.store()
             .put(&location.namespace, &item, sampled_eviction_cap(location.policy.max_entries, &item.key))
             .await?;
+        if record.kind == MemoryKind::Preference {
+            self.index_preference(&location.namespace, &item).await?;
+        }
         self.memory_changed(&location.namespace, &item.key).await
     }
 
@@ -257,12 +260,12 @@ impl Tenure {
             }
             record.sources.remove(promotion.session_id.as_str());
             if record.sources.is_empty() {
-                self.store().remove(&user_namespace, &promotion.memory).await?;
+                self.remove_memory(&user_namespace, &promotion.memory).await?;
             } else {
                 let value = encode_memory(&MemoryRecord { dream: None, ..record });
                 self.store().put(&user_namespace, &Item { value, ..item }, None).await?;
+                self.memory_changed(&user_namespace, &promotion.memory).await?;
             }
-            self.memory_changed(&user_namespace, &promotion.memory).await?;
             reverted += 1;
         }
         self.store().remove(&dream_namespace(&principal.tenant), id).await?;

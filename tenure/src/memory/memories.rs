@@ -13,7 +13,7 @@ use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 use crate::types::head::Head;
 use crate::types::id::{Principal, Seq, SessionId, Tenant, User};
-use crate::types::memory::{Memory, MemoryRecord, MemorySource};
+use crate::types::memory::{Memory, MemoryKind, MemoryRecord, MemorySource};
 use crate::types::policy::{MemoryPolicy, MemoryScope};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -46,6 +46,9 @@ pub enum MemoryTarget {
 pub struct NewMemory {
     /// The text.
     pub text: String,
+    /// When it is injected into prompts. `None` means that an existing memory keeps its kind, and that a new one
+    /// is a fact.
+    pub kind: Option<MemoryKind>,
     /// Positions of the session's messages that it was derived from.
     pub messages: Vec<Seq>,
     /// Arbitrary metadata.
@@ -153,6 +156,7 @@ pub(crate) fn memory_from_item(namespace: &Namespace, item: Item) -> Result<Memo
     Ok(Memory {
         id: item.key,
         text: record.text.or(item.text).unwrap_or_default(),
+        kind: record.kind,
         scope,
         session_id,
         user,
@@ -176,6 +180,7 @@ fn merge_memory(record: &mut MemoryRecord, source: String, new_memory: NewMemory
     messages.dedup();
     record.sources.insert(source, messages);
     record.metadata.extend(new_memory.metadata);
+    record.kind = new_memory.kind.unwrap_or(record.kind);
 }
 
 /// When a memory that is stored now expires.
@@ -281,8 +286,11 @@ impl Tenure {
             Some(head) => head.info.session_id.to_string(),
             None => format!("@{}", principal.user),
         };
-        let vector = self.vector_of(&text).await;
         let id = memory_id(&text);
+        if new_memory.kind == Some(MemoryKind::Preference) {
+            self.check_preference_limit(&location.namespace, &id).await?;
+        }
+        let vector = self.vector_of(&text).await;
         // Write the back references first: a dangling reference is harmless, a memory without one
         // could not be retracted.
         self.store_back_references(&location, &id, &source, &principal.user).await?;
@@ -292,6 +300,7 @@ impl Tenure {
         let existing = self.store().get(namespace, &id, None).await?.filter(|i| is_fresh(i, now));
         let mut record = existing.as_ref().map_or_else(|| Ok(MemoryRecord::default()), decode_memory)?;
         merge_memory(&mut record, source, new_memory);
+        let kind = record.kind;
         record.assistant = record.assistant.or(location.assistant.clone());
         record.vector = vector.or(record.vector);
         let indexed_text = indexable_text(&text);
@@ -303,6 +312,10 @@ impl Tenure {
             ..Item::new(id, self.encode_within_limit(&record)?, now)
         };
         self.store().put(namespace, &item, sampled_eviction_cap(location.policy.max_entries, &item.key)).await?;
+        match kind {
+            MemoryKind::Preference => self.index_preference(namespace, &item).await?,
+            MemoryKind::Fact => self.unindex_preference(namespace, &item.key).await?,
+        }
         self.memory_changed(namespace, &item.key).await?;
         memory_from_item(namespace, item)
     }
@@ -422,15 +435,22 @@ impl Tenure {
         item.filter(|i| is_fresh(i, self.now())).map(|item| memory_from_item(&location.namespace, item)).transpose()
     }
 
-    /// Lists at most `limit` memories in order of their ids, after the id `after`.
+    /// Lists at most `limit` memories, of one kind or of all, in order of their ids, after the id `after`.
     pub async fn memory_list(
         &self,
         principal: &Principal,
         target: &MemoryTarget,
+        kind: Option<MemoryKind>,
         after: Option<&str>,
         limit: usize,
     ) -> Result<Vec<Memory>> {
         let location = self.resolve_memory_target(principal, target).await?;
+        if kind == Some(MemoryKind::Preference) {
+            let mut preferences = self.preferences(&location.namespace, None).await?;
+            preferences.retain(|p| after.is_none_or(|after| p.id.as_str() > after));
+            preferences.truncate(limit);
+            return Ok(preferences);
+        }
         let now = self.now();
         let mut after = after.map(str::to_owned);
         let mut memories = Vec::new();
@@ -439,18 +459,27 @@ impl Tenure {
             let Some(last) = page.last() else { break };
             after = Some(last.key.clone());
             for item in page.into_iter().filter(|i| is_fresh(i, now)) {
-                memories.push(memory_from_item(&location.namespace, item)?);
+                let memory = memory_from_item(&location.namespace, item)?;
+                memories.extend(kind.is_none_or(|kind| memory.kind == kind).then_some(memory));
             }
         }
         Ok(memories)
+    }
+
+    /// Removes a memory and what refers to it in its namespace. Returns whether it existed. The caller holds the
+    /// memory's lock.
+    pub(crate) async fn remove_memory(&self, namespace: &Namespace, id: &str) -> Result<bool> {
+        let existed = self.store().remove(namespace, id).await?;
+        self.unindex_preference(namespace, id).await?;
+        self.memory_changed(namespace, id).await?;
+        Ok(existed)
     }
 
     /// Deletes a memory and scrubs its text from the store. Returns whether it existed.
     pub async fn forget_memory(&self, principal: &Principal, target: &MemoryTarget, id: &str) -> Result<bool> {
         let location = self.resolve_memory_target(principal, target).await?;
         let _memory_guard = self.shared.memories.lock_memory(id).await;
-        let existed = self.store().remove(&location.namespace, id).await?;
-        self.memory_changed(&location.namespace, id).await?;
+        let existed = self.remove_memory(&location.namespace, id).await?;
         if existed {
             self.store().scrub(&location.namespace.tenant, &location.namespace.owner).await?;
         }

@@ -9,7 +9,7 @@ use crate::store::item::{Item, Namespace, Owner};
 use crate::tenure::Tenure;
 use crate::types::error::Result;
 use crate::types::id::{Principal, SessionId, Tenant};
-use crate::types::memory::Memory;
+use crate::types::memory::{Memory, MemoryKind};
 use crate::types::message::{Message, Role};
 use crate::types::policy::{MemoryPolicy, MemoryScope};
 use futures_util::future::try_join_all;
@@ -70,8 +70,11 @@ pub struct RecallHit {
 pub struct InjectedMemory {
     /// The id of the memory.
     pub id: String,
-    /// The relevance score of its recall.
+    /// The relevance score of its recall, 0 for a preference, which is injected in every turn.
     pub score: f64,
+    /// Why it was injected: a fact is relevant to the question, a preference always applies.
+    #[serde(default)]
+    pub kind: MemoryKind,
 }
 
 /// A stored recall event. Dreams promote memories on the basis of these events.
@@ -89,8 +92,8 @@ pub(crate) struct MemoryInjection {
     pub block: Message,
     /// The memories that it contains.
     pub memories: Vec<InjectedMemory>,
-    /// The recall event, to be committed with the run's next step.
-    pub event: Item,
+    /// The recall event, to be committed with the run's next step. `None` if only preferences are injected.
+    pub event: Option<Item>,
 }
 
 /// Maps each key to its rank, counted from 0.
@@ -212,17 +215,44 @@ impl Tenure {
         if hits.is_empty() {
             return None;
         }
-        let memories = hits.iter().map(|h| InjectedMemory { id: h.memory.id.clone(), score: h.score }).collect();
+        let memories = hits.iter().map(InjectedMemory::of_hit).collect();
         let (question, _) = self.redact(truncated(question));
         let event = RecallEvent { question: question.replace('\0', " "), at: self.now(), memories };
         let value = serde_json::to_string(&event).expect("plain data");
         Some(self.permanent_item(uuid::Uuid::now_v7().to_string(), value))
     }
 
-    /// Returns true if the policy injects memories into prompts.
+    /// Returns true if the policy injects memories into prompts. The memories of a session without an assistant
+    /// are recalled on request only, so that its model can be called before they could be read (D-130).
     pub(crate) fn injects_memories(&self, tenant: &Tenant, assistant: Option<&str>) -> bool {
         let policy = self.policy(tenant, assistant).memory;
-        policy.scope != MemoryScope::None && policy.inject
+        let is_in_scope = match policy.scope {
+            MemoryScope::None => false,
+            MemoryScope::Session => assistant.is_some(),
+            MemoryScope::User | MemoryScope::Group => true,
+        };
+        is_in_scope && policy.inject
+    }
+
+    /// Reads all preferences, and recalls at most `limit` facts. Costs one read if there are no memories.
+    async fn memories_for_prompt(
+        &self,
+        principal: &Principal,
+        id: &SessionId,
+        question: &str,
+        limit: usize,
+    ) -> Result<(Vec<Memory>, Vec<RecallHit>)> {
+        let location = self.resolve_memory_target(principal, &MemoryTarget::Session(id.clone())).await?;
+        if self.store().items(&location.namespace, None, 1).await?.is_empty() {
+            return Ok((Vec::new(), Vec::new()));
+        }
+        let preferences = self.preferences(&location.namespace, Some(self.now())).await?;
+        // A recall finds preferences too; they must not take the places of facts.
+        let candidates = if limit == 0 { 0 } else { limit + preferences.len() };
+        let mut facts = self.recall_in(&location, question, candidates).await?.memories;
+        facts.retain(|hit| hit.memory.kind == MemoryKind::Fact);
+        facts.truncate(limit);
+        Ok((preferences, facts))
     }
 
     /// Recalls memories for injection into a prompt, if the policy requests it. Failures are logged
@@ -238,19 +268,12 @@ impl Tenure {
             return None;
         }
         let policy = self.policy(&principal.tenant, assistant).memory;
-        let question = messages.iter().rev().find(|m| m.role() == Role::User)?.text();
-        let result = async {
-            let location = self.resolve_memory_target(principal, &MemoryTarget::Session(id.clone())).await?;
-            self.recall_in(&location, &question, policy.limit).await
-        };
-        match result.await {
-            Ok(result) => {
-                let (block, injected) = memory_block(result.memories.clone(), &policy)?;
-                Some(MemoryInjection {
-                    block,
-                    memories: injected,
-                    event: self.recall_event(&question, &result.memories)?,
-                })
+        let question = messages.iter().rev().find(|m| m.role() == Role::User).map(Message::text).unwrap_or_default();
+        match self.memories_for_prompt(principal, id, &question, policy.limit).await {
+            Ok((preferences, facts)) => {
+                let event = self.recall_event(&question, &facts);
+                let (block, memories) = memory_block(preferences, facts, &policy)?;
+                Some(MemoryInjection { block, memories, event })
             }
             Err(e) => {
                 tracing::warn!(session_id = %id, error = %e, "recall failed; the turn continues without memories");
@@ -260,26 +283,81 @@ impl Tenure {
     }
 }
 
-/// Formats memories as one system message, newest first. A memory that would exceed `max_tokens` is
-/// skipped. `None` if none fits.
-fn memory_block(mut hits: Vec<RecallHit>, policy: &MemoryPolicy) -> Option<(Message, Vec<InjectedMemory>)> {
-    hits.sort_by(|a, b| (b.memory.created_at, &a.memory.id).cmp(&(a.memory.created_at, &b.memory.id)));
-    let mut lines = vec![
-        "[memories] Facts from earlier conversations, newest first. If two contradict, the newer one applies."
-            .to_owned(),
-    ];
-    let mut injected = Vec::new();
-    let message = |lines: &[String]| Message::system(&format!("{}\n[/memories]", lines.join("\n")));
-    for hit in hits {
-        let text: Vec<&str> = hit.memory.text.split_whitespace().collect();
-        lines.push(format!("- {}: {}", hit.memory.created_at.strftime("%Y-%m-%d"), text.join(" ")));
-        if tokens(&message(&lines)) > policy.max_tokens {
-            lines.pop();
-            continue;
-        }
-        injected.push(InjectedMemory { id: hit.memory.id, score: hit.score });
+impl InjectedMemory {
+    fn of_hit(hit: &RecallHit) -> Self {
+        Self { id: hit.memory.id.clone(), score: hit.score, kind: hit.memory.kind }
     }
-    (!injected.is_empty()).then(|| (message(&lines), injected))
+}
+
+/// Formats preferences and facts as one system message, each newest first. A memory that would exceed
+/// `max_tokens` is skipped; preferences may use half of that, so that there is room for facts. `None` if none
+/// fits.
+fn memory_block(
+    preferences: Vec<Memory>,
+    facts: Vec<RecallHit>,
+    policy: &MemoryPolicy,
+) -> Option<(Message, Vec<InjectedMemory>)> {
+    let mut block = MemoryBlock::default();
+    let mut preferences: Vec<RecallHit> =
+        preferences.into_iter().map(|memory| RecallHit { score: 0.0, similarity: None, memory }).collect();
+    newest_first(&mut preferences);
+    block.add(PREFERENCES_SECTION, preferences, policy.max_tokens / 2);
+    let mut facts = facts;
+    newest_first(&mut facts);
+    block.add(FACTS_SECTION, facts, policy.max_tokens);
+    (!block.injected.is_empty()).then(|| (block.message(), block.injected))
+}
+
+fn newest_first(hits: &mut [RecallHit]) {
+    hits.sort_by(|a, b| (b.memory.created_at, &a.memory.id).cmp(&(a.memory.created_at, &b.memory.id)));
+}
+
+/// A section of the memory block: the name of its brackets, and its introduction.
+type Section = (&'static str, &'static str);
+
+const PREFERENCES_SECTION: Section = (
+    "preferences",
+    "Preferences, newest first. Follow them in every answer. If two contradict, the newer one applies.",
+);
+const FACTS_SECTION: Section =
+    ("memories", "Facts from earlier conversations, newest first. If two contradict, the newer one applies.");
+
+/// The memories of a prompt, in sections.
+#[derive(Default)]
+struct MemoryBlock {
+    lines: Vec<String>,
+    injected: Vec<InjectedMemory>,
+}
+
+impl MemoryBlock {
+    /// Adds a section with the memories that fit into `max_tokens` for the whole block. Nothing is added if none
+    /// fits.
+    fn add(&mut self, (name, introduction): Section, hits: Vec<RecallHit>, max_tokens: usize) {
+        let end = format!("[/{name}]");
+        let start = self.lines.len();
+        self.lines.push(format!("[{name}] {introduction}"));
+        for hit in hits {
+            let text: Vec<&str> = hit.memory.text.split_whitespace().collect();
+            self.lines.push(format!("- {}: {}", hit.memory.created_at.strftime("%Y-%m-%d"), text.join(" ")));
+            self.lines.push(end.clone());
+            let is_too_long = tokens(&self.message()) > max_tokens;
+            self.lines.pop();
+            if is_too_long {
+                self.lines.pop();
+                continue;
+            }
+            self.injected.push(InjectedMemory::of_hit(&hit));
+        }
+        if self.lines.len() == start + 1 {
+            self.lines.truncate(start);
+        } else {
+            self.lines.push(end);
+        }
+    }
+
+    fn message(&self) -> Message {
+        Message::system(&self.lines.join("\n"))
+    }
 }
 
 /// Inserts the memory block after the instructions and before the turns (D-076).

@@ -101,11 +101,11 @@ impl Tenure {
             Some(_) => record.sources.remove(&reference.source),
         };
         if record.sources.is_empty() {
-            self.store().remove(&memories, &reference.id).await?;
+            self.remove_memory(&memories, &reference.id).await?;
         } else {
             self.store().put(&memories, &Item { value: encode_memory(&record), ..item }, None).await?;
+            self.memory_changed(&memories, &reference.id).await?;
         }
-        self.memory_changed(&memories, &reference.id).await?;
         Ok(true)
     }
 

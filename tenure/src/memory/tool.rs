@@ -7,6 +7,7 @@ use crate::tenure::Tenure;
 use crate::types::assistant::Assistant;
 use crate::types::error::{Error, Result};
 use crate::types::id::{Principal, SessionId};
+use crate::types::memory::MemoryKind;
 use crate::types::policy::MemoryScope;
 use crate::types::tool::{Tool, ToolOutput};
 use crate::types::tool_source::ToolSource;
@@ -23,7 +24,7 @@ const MAX_LIMIT: usize = 50;
 #[derive(Deserialize)]
 #[serde(tag = "action", rename_all = "lowercase", deny_unknown_fields)]
 enum Action {
-    Remember { text: String },
+    Remember { text: String, kind: Option<MemoryKind> },
     Recall { query: String, limit: Option<usize> },
     Forget { id: String },
 }
@@ -33,14 +34,18 @@ fn tool() -> Tool {
     let text = |description: &str| json!({"type": "string", "description": description});
     Tool {
         name: NAME.to_owned(),
-        description: "Long-term memory across conversations. `remember` stores `text`, one fact in plain words; \
-            `recall` finds memories relevant to `query`; `forget` deletes the memory with `id`."
+        description: "Long-term memory across conversations. `remember` stores `text`, one statement in plain words. \
+            Its `kind` is `preference` for how the user wants to be answered from now on, such as language, units, \
+            format or length (\"always use metric units\"); it is shown to you in every turn. Everything else is a \
+            `fact` (\"lives in Bern\"), which is shown when it is relevant. `recall` finds memories relevant to \
+            `query`; `forget` deletes the memory with `id`."
             .to_owned(),
         parameters: json!({
             "type": "object",
             "properties": {
                 "action": {"type": "string", "enum": ["remember", "recall", "forget"]},
-                "text": text("the fact, for remember"),
+                "text": text("the statement, for remember"),
+                "kind": {"type": "string", "enum": ["fact", "preference"], "description": "for remember; default: fact"},
                 "query": text("the search query, for recall"),
                 "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "description": "maximum number of results, for recall"},
                 "id": text("the id of the memory, for forget"),
@@ -89,22 +94,22 @@ impl Tenure {
     ) -> Result<Value> {
         let target = MemoryTarget::Session(id.clone());
         match action {
-            Action::Remember { text } => {
+            Action::Remember { text, kind } => {
                 // The source is the message that contains the call.
                 let session = self.engine.shared_session(principal, id).await?;
                 let contains_call = |m: &&StoredMessage| m.message.tool_calls().iter().any(|c| c.id == call.id);
                 let messages =
                     session.session.messages.iter().rev().find(contains_call).map(|m| m.seq).into_iter().collect();
-                let memory =
-                    self.remember(principal, &target, NewMemory { text, messages, ..NewMemory::default() }).await?;
-                Ok(json!({"remembered": memory.id}))
+                let new_memory = NewMemory { text, kind, messages, ..NewMemory::default() };
+                let memory = self.remember(principal, &target, new_memory).await?;
+                Ok(json!({"remembered": memory.id, "kind": memory.kind}))
             }
             Action::Recall { query, limit } => {
                 let result =
                     self.recall(principal, &target, &query, limit.unwrap_or(LIMIT).clamp(1, MAX_LIMIT)).await?;
                 let memories = result.memories.iter().map(|hit| {
                     let day = hit.memory.created_at.strftime("%Y-%m-%d").to_string();
-                    json!({"id": hit.memory.id, "text": hit.memory.text, "since": day})
+                    json!({"id": hit.memory.id, "text": hit.memory.text, "kind": hit.memory.kind, "since": day})
                 });
                 Ok(json!({"memories": memories.collect::<Vec<_>>()}))
             }

@@ -41,6 +41,21 @@ impl Overlay {
     }
 }
 
+/// Builds the prompt of a stateless session: the request as it was sent, followed by the messages that its run
+/// has produced. Nothing else of the session is shown (D-130).
+pub(crate) fn stateless_prompt(request: &[Message], produced: &[&StoredMessage], reviews: &[Review]) -> Vec<Message> {
+    let produced = with_decisions(produced, reviews);
+    repair(request.iter().chain(produced.iter().map(|m| &**m)))
+}
+
+/// Returns true if a request can be answered without the stored messages. It cannot if it contains no
+/// conversation, or if it ends with results of tool calls that it does not contain.
+pub(crate) fn is_self_contained(request: &[Message]) -> bool {
+    let mut newest_first = request.iter().rev().filter(|m| !m.role().is_instruction()).peekable();
+    let calls = |id: &str| request.iter().any(|m| m.call_ids().iter().any(|call| call == id));
+    newest_first.peek().is_some() && newest_first.map_while(|m| m.tool_call_id_ref()).all(|id| calls(&id))
+}
+
 /// Builds the history from a list of messages, limited to a window, with an overlay applied.
 pub(crate) fn build_history<'a>(
     messages: impl Iterator<Item = &'a StoredMessage>,

@@ -131,7 +131,7 @@ impl Tenure {
         };
         let policy = self.policy(&principal.tenant, session.head().assistant.as_deref());
         let plan = reconcile(&session, &request.incoming(&request.messages, policy.history, false));
-        messages.extend(prompt_after(&session, &plan, &policy.window));
+        messages.extend(prompt_after(&session, &plan, &request.messages, &policy));
         Ok(messages)
     }
 
@@ -361,6 +361,7 @@ impl<'a> TurnAttempt<'a> {
         open_run.context.input = RunInput {
             seq: committed.input_seq,
             prompt,
+            sole_input: committed.sole_input.filter(|_| !committed.resumes),
             overlay: committed.overlay,
             memory_injection,
             speculative_call,

@@ -19,7 +19,7 @@ use crate::memory::recall::with_block;
 use crate::rules::answer::{ModelAnswer, add_usage};
 use crate::rules::next::NextStep;
 use crate::rules::partial::PartialSession;
-use crate::rules::prompt::build_history;
+use crate::rules::prompt::{build_history, stateless_prompt};
 use crate::rules::run_entries::{CANCELLED, run_ended_entry};
 use crate::rules::session::{Run, StoredMessage, tokens_used};
 use crate::rules::tool_call_filter::ToolCallFilter;
@@ -156,7 +156,7 @@ impl<'a> Execution<'a> {
             seq: 0,
             waiting: false,
             lease_state: Arc::new(LeaseState { until, releasing: AtomicBool::new(false) }),
-            recall_event: context.input.memory_injection.as_ref().map(|m| m.event.clone()),
+            recall_event: context.input.memory_injection.as_ref().and_then(|m| m.event.clone()),
             streamed: record_stream.then(StreamedText::default),
             answered_at: OnceLock::new(),
             context,
@@ -322,14 +322,14 @@ impl<'a> Execution<'a> {
         let tenure = &self.context.tenure;
         let id = &self.context.session_id;
         let history = tenure.engine.read_cached_partial(&self.context.principal, id, |session| {
-            let window = tenure.policy(&session.head.tenant, session.head.assistant.as_deref()).window;
-            Ok(build_history(
-                session.messages.iter(),
-                session.reviews,
-                session.summaries,
-                &window,
-                &self.context.input.overlay,
-            ))
+            let policy = tenure.policy(&session.head.tenant, session.head.assistant.as_deref());
+            let input = &self.context.input;
+            if let Some(request) = input.sole_input.as_ref().filter(|_| policy.is_stateless()) {
+                let produced = session.messages.iter().filter(|m| m.run.as_ref() == Some(&self.context.run));
+                return Ok(stateless_prompt(request, &produced.collect::<Vec<_>>(), session.reviews));
+            }
+            let summaries = if policy.is_stateless() { &[] } else { session.summaries };
+            Ok(build_history(session.messages.iter(), session.reviews, summaries, &policy.window, &input.overlay))
         });
         let history = history.await?;
         if self.context.input.memory_injection.is_none() && self.resumed {

@@ -61,6 +61,8 @@ pub(crate) struct RunInput {
     pub seq: Seq,
     /// The first prompt. Empty if the run resumes from its stored state.
     pub prompt: Vec<Message>,
+    /// The request's messages, if the model is shown nothing else besides the messages of the run (D-130).
+    pub sole_input: Option<Vec<Message>>,
     /// Replacements for stored messages, shown to the model but not stored (D-022).
     pub overlay: Overlay,
     /// Recalled memories that are injected into the prompt.

@@ -4,7 +4,7 @@
 use crate::engine::pending_commit::PendingCommit;
 use crate::executors::model::{EagerModelCall, SpeculativeSlot};
 use crate::rules::overlay::Overlay;
-use crate::rules::prompt::build_history;
+use crate::rules::prompt::{build_history, is_self_contained, stateless_prompt};
 use crate::rules::reconcile::plan::ReconcilePlan;
 use crate::rules::reconcile::reconcile;
 use crate::rules::session::{Run, Session, StoredMessage};
@@ -18,7 +18,7 @@ use crate::types::excerpt::excerpt;
 use crate::types::head::Head;
 use crate::types::id::{Principal, RunId, Seq, SessionId};
 use crate::types::message::Message;
-use crate::types::policy::{HistoryMode, Window};
+use crate::types::policy::{HistoryMode, Policy};
 use crate::types::resumable::KEYED;
 use jiff::Timestamp;
 use serde_json::{Map, Value};
@@ -63,7 +63,7 @@ impl Tenure {
                 turn_plan.run_started_entry(claim)
             });
             let input_seq = if resumes { 0 } else { input_seq };
-            let committed = CommittedTurn { resumes, ..self.committed_turn(session, &plan, input_seq) };
+            let committed = CommittedTurn { resumes, ..self.committed_turn(session, turn_plan, &plan, input_seq) };
             committed.check()?;
             self.start_speculative_call(principal, turn_plan, &committed);
             let mut pending = PendingCommit::new(entries, committed);
@@ -98,7 +98,7 @@ impl Tenure {
         let later_records = (2..)
             .zip(posts.chain([turn_plan.run_started_entry(self.lease_claim(now))]))
             .map(|(seq, entry)| Record { seq, at: now, entry });
-        let committed = self.committed_turn(&empty, &plan, input_seq);
+        let committed = self.committed_turn(&empty, turn_plan, &plan, input_seq);
         committed.check()?;
         // The model is not called speculatively here: the id may turn out to belong to a different
         // user.
@@ -119,18 +119,27 @@ impl Tenure {
         }
     }
 
-    fn committed_turn(&self, session: &Session, plan: &ReconcilePlan, input_seq: Seq) -> CommittedTurn {
-        let window = self.policy(&session.head().tenant, session.head().assistant.as_deref()).window;
+    fn committed_turn(
+        &self,
+        session: &Session,
+        turn_plan: &TurnPlan<'_>,
+        plan: &ReconcilePlan,
+        input_seq: Seq,
+    ) -> CommittedTurn {
+        let policy = self.policy(&session.head().tenant, session.head().assistant.as_deref());
+        let request = &turn_plan.request.messages;
+        let sole_input = (policy.is_stateless() && is_self_contained(request)).then(|| request.clone());
         CommittedTurn {
             resumes: false,
             messages_before: plan.retained.min(session.messages.len()),
             input_seq,
             assistant: session.head().assistant.clone(),
-            messages: prompt_after(session, plan, &window),
+            messages: prompt_after(session, plan, request, &policy),
+            sole_input,
             overlay: plan.overlay.clone(),
             reconcile_report: ReconcileReport {
                 matched: plan.matched,
-                omitted: plan.omitted,
+                omitted: if policy.is_stateless() { 0 } else { plan.omitted },
                 rewound: plan.rewound,
                 appended: plan.appended(),
                 ephemeral: plan.ephemeral,
@@ -165,6 +174,8 @@ pub(crate) struct CommittedTurn {
     pub input_seq: Seq,
     pub assistant: Option<String>,
     pub messages: Vec<Message>,
+    /// The request's messages, if the model is shown nothing else (D-130).
+    pub sole_input: Option<Vec<Message>>,
     pub overlay: Overlay,
     pub reconcile_report: ReconcileReport,
 }
@@ -239,12 +250,22 @@ impl TurnPlan<'_> {
     }
 }
 
-/// Builds the prompt as it will be once the plan is applied to the session.
-pub(crate) fn prompt_after(session: &Session, plan: &ReconcilePlan, window: &Window) -> Vec<Message> {
+/// Builds the prompt as it will be once the plan is applied to the session. If the policy is stateless, it is
+/// the request, or the current turn if the request cannot be answered without it.
+pub(crate) fn prompt_after(
+    session: &Session,
+    plan: &ReconcilePlan,
+    request: &[Message],
+    policy: &Policy,
+) -> Vec<Message> {
+    if policy.is_stateless() && is_self_contained(request) {
+        return stateless_prompt(request, &[], &[]);
+    }
+    let summaries = if policy.is_stateless() { &[] } else { &session.summaries[..] };
     let first_seq = session.head().seq + 1;
     let new_messages = (first_seq..).zip(plan.message_entries(first_seq));
     let new_messages: Vec<StoredMessage> =
         new_messages.map(|(seq, post)| StoredMessage::new(seq, Timestamp::UNIX_EPOCH, post)).collect();
     let all = session.messages[..plan.retained].iter().chain(&new_messages);
-    build_history(all, &session.reviews, &session.summaries, window, &plan.overlay)
+    build_history(all, &session.reviews, summaries, &policy.window, &plan.overlay)
 }

@@ -44,7 +44,7 @@ pub struct Assistant {
     /// Overrides of the limits of its runs.
     #[serde(default, skip_serializing_if = "is_default")]
     pub runs: RunConfig,
-    /// Its long-term memory. `None` means that nothing is remembered (D-077).
+    /// Its long-term memory. `None` means the server's default: each session has its own memories (D-130).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryConfig>,
     /// The sources of its tools. Only an assistant that is declared in the configuration file has any,

@@ -8,6 +8,23 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
+/// When a memory is injected into prompts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MemoryKind {
+    /// A statement that is injected when it is relevant to the question.
+    #[default]
+    Fact,
+    /// How the user wants to be answered, such as "always use metric units". Injected in every turn.
+    Preference,
+}
+
+impl MemoryKind {
+    fn is_fact(&self) -> bool {
+        *self == MemoryKind::Fact
+    }
+}
+
 /// A memory: a statement that is remembered beyond the messages of a session.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
@@ -16,6 +33,8 @@ pub struct Memory {
     pub id: String,
     /// The text of the memory.
     pub text: String,
+    /// When the memory is injected into prompts.
+    pub kind: MemoryKind,
     /// Which sessions share the memory.
     pub scope: MemoryScope,
     /// The session that the memory belongs to, with the scope `session`.
@@ -67,6 +86,8 @@ pub struct MemorySource {
 pub(crate) struct MemoryRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assistant: Option<String>,
+    #[serde(default, skip_serializing_if = "MemoryKind::is_fact")]
+    pub kind: MemoryKind,
     /// Records of messages, by session id, or by `@` and the name of a user.
     #[serde(default)]
     pub sources: BTreeMap<String, Vec<Seq>>,

@@ -224,7 +224,7 @@ impl Default for RunPolicy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemoryScope {
-    /// Nothing is remembered.
+    /// Stateless: nothing is remembered, and the model is shown only the current request.
     None,
     /// Each session has its own memories, which are deleted with it.
     #[default]
@@ -269,7 +269,7 @@ pub struct MemoryPolicy {
 impl Default for MemoryPolicy {
     fn default() -> Self {
         Self {
-            scope: MemoryScope::None,
+            scope: MemoryScope::Session,
             group: None,
             retention: None,
             max_entries: 1000,
@@ -314,6 +314,23 @@ impl Default for Policy {
             runs: RunPolicy::default(),
             memory: MemoryPolicy::default(),
         }
+    }
+}
+
+impl Policy {
+    /// Returns true if the model is shown only the current request: the memory scope is `none` (D-130).
+    pub fn is_stateless(&self) -> bool {
+        self.memory.scope == MemoryScope::None
+    }
+
+    /// Applies what follows from the memory scope: a stateless session needs no more than its current turn,
+    /// and no summaries.
+    pub(crate) fn with_scope_applied(mut self) -> Self {
+        if self.is_stateless() {
+            self.window = Window { max_turns: Some(1), max_tokens: None };
+            self.compact = CompactionPolicy::Off;
+        }
+        self
     }
 }
 

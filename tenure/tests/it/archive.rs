@@ -81,7 +81,7 @@ on_every_store! {
         assert_eq!(labels(&old), labels(&before));
         let discarded = t.discarded(&ada(), &archive).await.unwrap();
         assert!(discarded.iter().flat_map(|d| &d.messages).any(|m| m.message.text() == "Gone?"));
-        let memories = async |name: &SessionId| t.memory_list(&ada(), &MemoryTarget::Session(name.clone()), None, 9).await.unwrap();
+        let memories = async |name: &SessionId| t.memory_list(&ada(), &MemoryTarget::Session(name.clone()), None, None, 9).await.unwrap();
         assert_eq!(memories(&archive).await.iter().map(|m| m.text.as_str()).collect::<Vec<_>>(), ["likes tea"]);
         assert_eq!(memories(&id("x")).await.len(), 0);
         t.restore(&ada(), &id("fork"), None).await.unwrap();

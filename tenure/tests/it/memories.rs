@@ -88,7 +88,7 @@ async fn recall(t: &Tenure, principal: &Principal, memory_target: &MemoryTarget,
 }
 
 async fn all(t: &Tenure, principal: &Principal, memory_target: &MemoryTarget) -> BTreeSet<String> {
-    t.memory_list(principal, memory_target, None, 100).await.unwrap().into_iter().map(|m| m.text).collect()
+    t.memory_list(principal, memory_target, None, None, 100).await.unwrap().into_iter().map(|m| m.text).collect()
 }
 
 fn set(texts: &[&str]) -> BTreeSet<String> {
@@ -126,9 +126,14 @@ on_every_store! {
         assert_eq!(all(t, &other_tenant, &MemoryTarget::Own).await, set(&[]), "another tenant");
         assert_eq!(all(t, &other_tenant, &MemoryTarget::Assistant("group".into())).await, set(&[]), "another tenant's group of the same name");
         assert_eq!(t.recall(&bob(), &MemoryTarget::Session(id("user")), "said", 5).await.unwrap_err().code(), "not_found");
+        let plain = begin(t, &ada(), "p", "plain").await;
+        let remembered = t.remember(&ada(), &plain, fact("x")).await.unwrap();
+        assert_eq!(remembered.scope, MemoryScope::Session, "the default");
+        t.create(&ada(), new_session("free")).await.unwrap();
+        let remembered = t.remember(&ada(), &MemoryTarget::Session(id("free")), fact("x")).await.unwrap();
+        assert_eq!(remembered.scope, MemoryScope::Session, "a session without an assistant");
         for (memory_target, want) in [
             (begin(t, &ada(), "n", "none").await, "memory.scope"),
-            (begin(t, &ada(), "p", "plain").await, "memory.scope"),
             (MemoryTarget::Assistant("none".into()), "memory.scope"),
             (MemoryTarget::Assistant("session".into()), "session_id"),
             (MemoryTarget::Assistant("nobody".into()), "does not exist"),
@@ -243,7 +248,7 @@ on_every_store! {
         assert_eq!(t.embed_all(|n| notifications += n).await.unwrap(), 71);
         assert_eq!((notifications, t.embed_all(|_| ()).await.unwrap()), (71, 0));
         assert_eq!(recall(t, &ada(), &MemoryTarget::Own, "pet").await[0], "Rex is her dog");
-        assert_eq!(t.memory_list(&ada(), &MemoryTarget::Own, None, 100).await.unwrap().len(), 71);
+        assert_eq!(t.memory_list(&ada(), &MemoryTarget::Own, None, None, 100).await.unwrap().len(), 71);
     }
 
     /// Memories stored or deleted by another node are seen here, also by similarity search.
@@ -452,7 +457,7 @@ on_every_store! {
         assert!(messages[2].contains("remembered") && messages[3].contains("likes green tea") && messages[5].contains("true"), "{messages:?}");
         assert!(messages[6].contains("dance") && messages[6].contains("remember"), "{messages:?}");
         assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["now likes black\n tea", "takes no sugar"]));
-        let updated = t.memory_list(&ada(), &MemoryTarget::Own, None, 10).await.unwrap().into_iter().find(|m| m.text.contains("sugar")).unwrap();
+        let updated = t.memory_list(&ada(), &MemoryTarget::Own, None, None, 10).await.unwrap().into_iter().find(|m| m.text.contains("sugar")).unwrap();
         let call = session_x(t).await.messages[1].seq;
         assert_eq!(updated.sources, [MemorySource { session_id: Some(id("x")), messages: vec![call], user: None }]);
         // A rewind to the start of the turn retracts the memory that the call stored.
@@ -526,7 +531,7 @@ async fn concurrent_writes_lose_no_memory() {
     for task in tasks {
         task.await.unwrap();
     }
-    let all = test.tenure.memory_list(&ada(), &MemoryTarget::Own, None, 100).await.unwrap();
+    let all = test.tenure.memory_list(&ada(), &MemoryTarget::Own, None, None, 100).await.unwrap();
     assert_eq!(all.len(), 17);
     assert_eq!(all.iter().find(|m| m.text == "said by all").unwrap().sources.len(), 16);
 }
