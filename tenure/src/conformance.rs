@@ -27,6 +27,7 @@ pub mod purge;
 pub mod random;
 pub mod reopen;
 pub mod search;
+pub mod snapshots;
 
 mod fixture;
 
@@ -142,6 +143,10 @@ macro_rules! conformance {
                 any_order_of_purges_keeps_the_rest_complete
                 a_writer_with_a_stale_head_continues_after_the_purge
                 a_new_session_is_not_mistaken_for_the_purged_parent;
+            snapshots:
+                a_snapshot_contains_everything
+                a_snapshot_shows_one_point_in_time
+                a_purge_does_not_change_a_snapshot;
             concurrency:
                 sessions_are_written_concurrently
                 no_append_is_lost_or_duplicated

@@ -1,4 +1,5 @@
-//! Background work on all sessions: expiry, eviction, retention, erasure, checks and repair.
+//! Background work on all sessions: expiry, eviction, retention, erasure, checks, repair, backup and
+//! restore.
 //!
 //! ```
 //! use tenure::{Principal, Tenure, User};
@@ -14,14 +15,19 @@
 //! # }
 //! ```
 
+pub(crate) mod archive;
+pub(crate) mod backup;
 pub(crate) mod doctor;
 pub(crate) mod erase;
+pub(crate) mod restore;
 pub(crate) mod sweep;
 
 pub use crate::engine::hooks::EndReason;
 pub use crate::engine::quota::Usage;
 pub use crate::store::finding::{Finding, Orphan, Remedy};
 pub use crate::types::quota::{Quota, QuotaScope};
+pub use archive::{BACKUP_FORMAT, BackupSummary};
 pub use doctor::RepairReport;
 pub use erase::ErasureReceipt;
+pub use restore::verify_backup;
 pub use sweep::{MAX_CLOCK_JUMP, SweepReport};

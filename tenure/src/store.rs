@@ -36,6 +36,7 @@ pub(crate) mod open;
 #[cfg(feature = "postgres")]
 mod postgres;
 pub(crate) mod query;
+pub(crate) mod snapshot;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
@@ -50,5 +51,6 @@ pub use open::{format, open, redacted};
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresStore;
 pub use query::{HeadPage, OwnerFilter, ReadDirection, RecordRange, SessionCursor, SessionOrder, SessionQuery};
+pub use snapshot::{Snapshot, Snapshots};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;

@@ -5,6 +5,7 @@ use crate::store::contract::{Commit, Concurrency, HeadChecker, Notifier, Store};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
 use crate::store::query::{HeadPage, OwnerFilter, RecordRange, SessionQuery};
+use crate::store::snapshot::Snapshots;
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
 use crate::types::error::Result;
@@ -84,6 +85,11 @@ impl Store for ScheduledStore {
 
     fn notifier(&self) -> Option<&dyn Notifier> {
         self.inner.notifier()
+    }
+
+    // Not scheduled: a snapshot has a connection of its own.
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        self.inner.snapshots()
     }
 
     fn concurrency(&self) -> Concurrency {

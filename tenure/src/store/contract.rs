@@ -6,6 +6,7 @@
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
+use crate::store::snapshot::Snapshots;
 use crate::types::blob::{Blob, BlobId};
 use crate::types::entry::Record;
 use crate::types::error::{Error, Result};
@@ -98,8 +99,8 @@ pub const MAX_PAGE_BYTES: usize = 8 << 20;
 ///
 /// # Optional capabilities
 ///
-/// Every method is required, except those that return an optional capability: [`HeadChecker`] and
-/// [`Notifier`] are traits of their own, and a store without them has nothing to implement (D-129).
+/// Every method is required, except those that return an optional capability: [`HeadChecker`],
+/// [`Notifier`] and [`Snapshots`] are traits of their own, and a store without them has nothing to implement (D-129).
 #[async_trait]
 pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Appends to a session's log and replaces its head, as one atomic and durable write:
@@ -146,6 +147,11 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Returns the store's notifications between processes, if it has them. Without them, callers
     /// poll.
     fn notifier(&self) -> Option<&dyn Notifier> {
+        None
+    }
+
+    /// Returns the store's snapshots, if it has them. Without them, it cannot be backed up.
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
         None
     }
 

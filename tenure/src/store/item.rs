@@ -21,6 +21,19 @@ pub enum Owner {
     Tenant,
 }
 
+impl Owner {
+    /// Parses the text form of an owner. `None` means that it is not one.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        match text.split_once('/') {
+            Some(("session", id)) => Some(Owner::Session(SessionId::new(id).ok()?)),
+            Some(("user", name)) => Some(Owner::User(User::new(name).ok()?)),
+            Some(("group", name)) => Some(Owner::Group(name.to_owned())),
+            None if text == "tenant" => Some(Owner::Tenant),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

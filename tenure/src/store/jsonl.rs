@@ -24,6 +24,7 @@ mod open;
 mod paths;
 mod purge;
 mod recover;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 
@@ -34,6 +35,7 @@ use crate::store::contract::{Commit, Concurrency, HeadCheck, HeadChecker, OpenRe
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
+use crate::store::snapshot::Snapshots;
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
 use crate::types::error::{Error, Result};
@@ -54,6 +56,9 @@ pub struct JsonlStore {
     /// Held for reading by a commit that depends on data outside its session (a parent, blobs), and
     /// for writing by a purge, so that no purge removes those data concurrently.
     purge_lock: Arc<RwLock<()>>,
+    /// Held for reading by a snapshot, and for writing by a purge, which would remove what the
+    /// snapshot reads. Only purges wait for it.
+    snapshot_lock: Arc<RwLock<()>>,
 }
 
 impl JsonlStore {
@@ -69,7 +74,15 @@ impl JsonlStore {
             Ok((JsonlEngine::new(root, lock, state), repairs))
         })
         .await?;
-        Ok((Self { engine: Arc::new(engine), locks: FileLocks::default(), purge_lock: Arc::default() }, repairs))
+        Ok((
+            Self {
+                engine: Arc::new(engine),
+                locks: FileLocks::default(),
+                purge_lock: Arc::default(),
+                snapshot_lock: Arc::default(),
+            },
+            repairs,
+        ))
     }
 
     /// Returns the format of a directory, which is only read. `None` means that it is not a store
@@ -124,6 +137,7 @@ impl JsonlStore {
     async fn purge_if(&self, key: &SessionKey, expected: Option<(Timestamp, Seq)>) -> Result<()> {
         // No fork can be created meanwhile. Only a purge holds more than one file lock, so there is
         // no deadlock.
+        let snapshot_guard = self.snapshot_lock.clone().write_owned().await;
         let purge_guard = self.purge_lock.clone().write_owned().await;
         let inheritance = self.engine.state().index.fork_inheritance(key);
         let mut fork_guards = Vec::new();
@@ -133,7 +147,7 @@ impl JsonlStore {
         let log_file = LogFile::session(key);
         let key = key.clone();
         let work = move |engine: &JsonlEngine, log_file: &LogFile| {
-            let _guards = (purge_guard, fork_guards);
+            let _guards = (snapshot_guard, purge_guard, fork_guards);
             engine.state().index.check_at(&key, expected)?;
             engine.purge(log_file, &key)
         };
@@ -160,6 +174,10 @@ impl Store for JsonlStore {
     }
 
     fn head_checker(&self) -> Option<&dyn HeadChecker> {
+        Some(self)
+    }
+
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
         Some(self)
     }
 

@@ -415,11 +415,19 @@ impl MemIndex {
         existed
     }
 
+    /// Iterates over the items of all namespaces.
+    pub fn all_items(&self) -> impl Iterator<Item = (&Namespace, &Arc<Item>)> {
+        self.namespaces.iter().flat_map(|(namespace, space)| space.items.values().map(move |i| (namespace, i)))
+    }
+
+    /// Iterates over the heads of all sessions.
+    pub fn all_heads(&self) -> impl Iterator<Item = &Head> {
+        self.heads.values()
+    }
+
     /// Returns expired items with their namespaces, at most `limit`.
     pub fn expired(&self, now: Timestamp, limit: usize) -> Vec<(Namespace, String)> {
-        let all =
-            self.namespaces.iter().flat_map(|(namespace, space)| space.items.values().map(move |i| (namespace, i)));
-        let expired = all.filter(|(_, i)| i.is_expired(now));
+        let expired = self.all_items().filter(|(_, i)| i.is_expired(now));
         expired.take(limit).map(|(namespace, i)| (namespace.clone(), i.key.clone())).collect()
     }
 

@@ -33,6 +33,7 @@ mod notify;
 mod purge;
 mod records;
 mod row;
+mod snapshot;
 mod url;
 
 #[cfg(test)]
@@ -41,11 +42,11 @@ mod tests;
 use crate::store::contract::{Commit, Concurrency, Notifier, Store, WriteCost};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
-use crate::store::postgres::row::column;
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
+use crate::store::snapshot::{Snapshot, Snapshots};
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
-use crate::types::error::{Error, Result};
+use crate::types::error::Result;
 use crate::types::head::Head;
 use crate::types::id::{Seq, SessionKey, Tenant};
 use crate::types::status::Status;
@@ -54,7 +55,6 @@ use connection::PgConnection;
 use jiff::Timestamp;
 use std::{fmt, sync::Arc};
 use tokio::sync::broadcast;
-use tokio_postgres::types::Type;
 
 /// A store in a PostgreSQL database, version 14 or newer. Any number of processes may share it.
 pub struct PostgresStore {
@@ -104,6 +104,10 @@ impl Store for PostgresStore {
         Some(self)
     }
 
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        Some(self)
+    }
+
     fn concurrency(&self) -> Concurrency {
         Concurrency { reads: self.connection.connections(), writes: WriteCost::SharedWithReads }
     }
@@ -121,7 +125,7 @@ impl Store for PostgresStore {
     }
 
     async fn records(&self, key: &SessionKey, range: &RecordRange) -> Result<Vec<Record>> {
-        records::records(&self.connection, key, range).await
+        records::records(&*self.connection, key, range).await
     }
 
     async fn purge(&self, key: &SessionKey) -> Result<()> {
@@ -166,15 +170,7 @@ impl Store for PostgresStore {
     }
 
     async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>> {
-        let sql = "SELECT bytes FROM tenure_blob WHERE tenant = $1 AND id = $2";
-        let rows = self.connection.rows(sql, &[(&tenant.as_str(), Type::TEXT), (&&id.0[..], Type::BYTEA)]).await?;
-        let Some(row) = rows.first() else { return Ok(None) };
-        let location = || format!("postgres, tenant {tenant}, blob {id}");
-        let bytes: &[u8] = column(row, 0, location)?;
-        if BlobId::of(bytes) != *id {
-            return Err(Error::corrupt(location(), "the bytes do not match the blob's hash"));
-        }
-        Ok(Some(bytes.into()))
+        records::blob(&*self.connection, tenant, id).await
     }
 
     async fn check(&self, orphans: &[Orphan]) -> Result<Vec<Finding>> {
@@ -190,5 +186,12 @@ impl Notifier for PostgresStore {
 
     fn subscribe(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
         self.notifier.subscribe()
+    }
+}
+
+#[async_trait]
+impl Snapshots for PostgresStore {
+    async fn snapshot(&self) -> Result<Box<dyn Snapshot>> {
+        Ok(Box::new(snapshot::PgSnapshot::begin(self.connection.clone()).await?))
     }
 }

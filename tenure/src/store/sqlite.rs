@@ -14,6 +14,7 @@ mod items;
 mod purge;
 mod readers;
 mod records;
+mod snapshot;
 mod write_batch;
 mod writer;
 
@@ -29,6 +30,7 @@ use crate::store::contract::{Commit, Concurrency, HeadCheck, HeadChecker, Store,
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
+use crate::store::snapshot::{Snapshot, Snapshots};
 use crate::store::sqlite::fault::StoreResult;
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
@@ -140,6 +142,10 @@ impl Store for SqliteStore {
     }
 
     fn head_checker(&self) -> Option<&dyn HeadChecker> {
+        Some(self)
+    }
+
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
         Some(self)
     }
 
@@ -261,5 +267,14 @@ impl Store for SqliteStore {
 impl HeadChecker for SqliteStore {
     fn head_if_changed(&self, key: &SessionKey, known: &str) -> Option<Result<HeadCheck>> {
         self.readers.try_with(|conn, file| heads::head_if_changed(conn, file, key, known))
+    }
+}
+
+#[async_trait]
+impl Snapshots for SqliteStore {
+    async fn snapshot(&self) -> Result<Box<dyn Snapshot>> {
+        self.writer.flush_unsynced().await?;
+        let pool = self.readers.clone();
+        Ok(Box::new(blocking(move || snapshot::SqliteSnapshot::begin(pool.connect()?, pool.file.clone())).await?))
     }
 }

@@ -4,6 +4,7 @@ use crate::store::contract::{Commit, Concurrency, HeadCheck, HeadChecker, Notifi
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
+use crate::store::snapshot::Snapshots;
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
 use crate::types::error::{Error, Result};
@@ -135,6 +136,9 @@ impl Store for FailingStore {
     }
     fn notifier(&self) -> Option<&dyn Notifier> {
         self.inner.notifier()
+    }
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        self.inner.snapshots()
     }
     fn concurrency(&self) -> Concurrency {
         self.inner.concurrency()

@@ -7,6 +7,7 @@
 
 mod archive;
 mod audit;
+mod backup;
 mod clients;
 mod compact;
 mod crash;

@@ -123,12 +123,7 @@ pub(super) fn parse_namespace_file(name: &str) -> Option<Owner> {
 
 /// Parses the owner from the first line of an item file.
 pub(super) fn parse_owner(text: &str) -> Option<Owner> {
-    match text.split_once('/') {
-        Some(("user", name)) => Some(Owner::User(name.try_into().ok()?)),
-        Some(("group", name)) => Some(Owner::Group(name.to_owned())),
-        None if text == "tenant" => Some(Owner::Tenant),
-        _ => None,
-    }
+    Owner::parse(text).filter(|owner| !matches!(owner, Owner::Session(_)))
 }
 
 /// Returns a session's id as a file name. Only a suffix that would make it the name of another

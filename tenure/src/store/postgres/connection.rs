@@ -17,7 +17,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
 /// Timeout of a statement.
-const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Timeout of a migration, a purge or a vacuum.
 pub(super) const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(600);
 /// First delay between retries; each further one is twice as long, up to `MAX_DELAY`.
@@ -146,7 +146,12 @@ impl PgConnection {
 
     /// Takes a connection from the pool for one operation.
     pub async fn acquire(&self) -> Result<PooledConnection, FailureKind> {
-        match self.pool.get().await {
+        let acquired = self.pool.get().await;
+        let status = self.pool.status();
+        for (state, count) in [("open", status.size), ("idle", status.available), ("waiting", status.waiting)] {
+            metrics::gauge!("tenure_store_connections", "state" => state).set(count as f64);
+        }
+        match acquired {
             Ok(pooled) => Ok(PooledConnection(Some(pooled))),
             Err(PoolError::Backend(failure)) => Err(failure),
             Err(e) => {
@@ -248,6 +253,19 @@ impl PgConnection {
         let timeout_error =
             || Error::unavailable(format!("timeout: the server did not respond within {} s", limit.as_secs()));
         outcome.unwrap_or_else(|_| Err(timeout_error().into()))
+    }
+}
+
+/// Executes statements that only read: on any connection of the pool, or in the transaction of a
+/// snapshot.
+pub(super) trait RowSource: Sync {
+    /// Executes a statement and returns its rows.
+    fn rows(&self, sql: &str, params: &[Param<'_>]) -> impl Future<Output = Result<Vec<Row>>> + Send;
+}
+
+impl RowSource for PgConnection {
+    async fn rows(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
+        self.rows(sql, params).await
     }
 }
 

@@ -40,6 +40,14 @@ impl From<FailureCause> for Error {
 }
 
 impl FailureKind {
+    /// Converts the failure of an operation that is not retried.
+    pub fn into_error(self) -> Error {
+        match self {
+            FailureKind::Final(e) => e,
+            FailureKind::Lost(cause) | FailureKind::ReadOnly(cause) | FailureKind::RolledBack(cause) => cause.into(),
+        }
+    }
+
     /// A lost connection that no error of the driver describes.
     pub fn lost(reason: impl Into<String>) -> Self {
         FailureKind::Lost(FailureCause { reason: reason.into(), source: None })

@@ -3,7 +3,7 @@
 //! Invariant: a query selects exactly the sessions that [`SessionQuery::matches`] accepts; every value in
 //! SQL is a bound parameter.
 
-use crate::store::postgres::connection::{Param, PgConnection};
+use crate::store::postgres::connection::{Param, PgConnection, RowSource};
 use crate::store::postgres::row::{column, micros, row_limit};
 use crate::store::query::{HeadPage, OwnerFilter, SessionOrder, SessionQuery};
 use crate::types::digest::VisibleHash;
@@ -27,6 +27,22 @@ pub(super) async fn head(connection: &PgConnection, key: &SessionKey) -> Result<
     let sql = format!("SELECT {HEAD_COLUMNS} FROM tenure_head WHERE tenant = $1 AND session = $2");
     let params: [Param<'_>; 2] = [(&key.tenant.as_str(), Type::TEXT), (&key.session.as_str(), Type::TEXT)];
     connection.rows(&sql, &params).await?.first().map(read_head).transpose()
+}
+
+/// Lists the heads of all tenants in the order of their keys.
+pub(super) async fn heads_after(
+    source: &impl RowSource,
+    after: Option<&SessionKey>,
+    limit: usize,
+) -> Result<Vec<Head>> {
+    let tenant = after.map(|key| key.tenant.as_str());
+    let session = after.map(|key| key.session.as_str());
+    let sql = format!(
+        "SELECT {HEAD_COLUMNS} FROM tenure_head
+        WHERE $1 IS NULL OR (tenant, session) > ($1, $2) ORDER BY tenant, session LIMIT $3"
+    );
+    let params: [Param<'_>; 3] = [(&tenant, Type::TEXT), (&session, Type::TEXT), (&row_limit(limit), Type::INT8)];
+    source.rows(&sql, &params).await?.iter().map(read_head).collect()
 }
 
 /// Maximum number of sessions with a label for which a query without a scan bound uses that label's

@@ -1,7 +1,7 @@
 //! Key-value items: writing, reading, expiring and full-text search.
 
 use crate::store::item::{Hit, Item, Namespace, Owner};
-use crate::store::postgres::connection::{MAINTENANCE_TIMEOUT, Param, PgConnection};
+use crate::store::postgres::connection::{MAINTENANCE_TIMEOUT, Param, PgConnection, RowSource};
 use crate::store::postgres::row::{column, count_to_i64, micros, row_limit, timestamp_from_micros};
 use crate::types::error::{Error, Result};
 use crate::types::id::Tenant;
@@ -193,6 +193,41 @@ pub(super) async fn items(
         WHERE tenant = $1 AND owner = $2 AND namespace = $3 AND ($4 IS NULL OR key > $4) ORDER BY key LIMIT $5"
     );
     connection.rows(&sql, &params).await?.iter().map(|row| read_item(row, namespace)).collect()
+}
+
+/// Lists the items of all namespaces in the order of their keys.
+pub(super) async fn items_after(
+    source: &impl RowSource,
+    after: Option<(&Namespace, &str)>,
+    limit: usize,
+) -> Result<Vec<(Namespace, Item)>> {
+    let tenant = after.map(|(namespace, _)| namespace.tenant.as_str());
+    let owner = after.map(|(namespace, _)| namespace.owner.to_string());
+    let name = after.map(|(namespace, _)| namespace.name.as_str());
+    let key = after.map(|(_, key)| key);
+    let sql = format!(
+        "SELECT {SELECTED_COLUMNS}, tenant, owner, namespace FROM tenure_item
+        WHERE $1 IS NULL OR (tenant, owner, namespace, key) > ($1, $2, $3, $4)
+        ORDER BY tenant, owner, namespace, key LIMIT $5"
+    );
+    let params: [Param<'_>; 5] = [
+        (&tenant, Type::TEXT),
+        (&owner, Type::TEXT),
+        (&name, Type::TEXT),
+        (&key, Type::TEXT),
+        (&row_limit(limit), Type::INT8),
+    ];
+    source.rows(&sql, &params).await?.iter().map(read_item_with_namespace).collect()
+}
+
+fn read_item_with_namespace(row: &Row) -> Result<(Namespace, Item)> {
+    let table = || "postgres, table tenure_item".to_owned();
+    let tenant = Tenant::new(column::<&str>(row, 7, table)?).map_err(|e| Error::corrupt_from(table(), e))?;
+    let owner: &str = column(row, 8, table)?;
+    let owner = Owner::parse(owner).ok_or_else(|| Error::corrupt(table(), format!("{owner:?} is not an owner")))?;
+    let namespace = Namespace { tenant, owner, name: column(row, 9, table)? };
+    let item = read_item(row, &namespace)?;
+    Ok((namespace, item))
 }
 
 pub(super) async fn remove(connection: &PgConnection, namespace: &Namespace, key: &str) -> Result<bool> {

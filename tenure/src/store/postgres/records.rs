@@ -1,14 +1,16 @@
-//! Reading pages of a log.
+//! Reading pages of a log, and blobs.
 //!
 //! Invariant: a missing or damaged record is reported as [`Error::Corrupt`] and never skipped.
 
 use crate::store::contract::MAX_PAGE_BYTES;
-use crate::store::postgres::connection::{Param, PgConnection};
+use crate::store::postgres::connection::{Param, RowSource};
 use crate::store::postgres::row::{column, count_to_i64, row_limit, session_location};
 use crate::store::query::{ReadDirection, RecordRange};
+use crate::types::blob::BlobId;
 use crate::types::entry::Record;
 use crate::types::error::{Error, Result};
-use crate::types::id::{Seq, SessionKey};
+use crate::types::id::{Seq, SessionKey, Tenant};
+use std::sync::Arc;
 use tokio_postgres::types::Type;
 
 /// Maximum number of records in a page, even if the limit of the range is not reached.
@@ -16,7 +18,7 @@ const MAX_PAGE_RECORDS: usize = 4096;
 
 /// Reads one page. The server sums the lengths, so it never sends more than a page; the ends of the
 /// log come from the same snapshot, so that a gap can be distinguished from the end.
-pub(super) async fn records(connection: &PgConnection, key: &SessionKey, range: &RecordRange) -> Result<Vec<Record>> {
+pub(super) async fn records(source: &impl RowSource, key: &SessionKey, range: &RecordRange) -> Result<Vec<Record>> {
     let order = match range.order {
         ReadDirection::Forward => "ASC",
         ReadDirection::Backward => "DESC",
@@ -40,7 +42,7 @@ pub(super) async fn records(connection: &PgConnection, key: &SessionKey, range: 
         (&row_limit(range.limit.min(MAX_PAGE_RECORDS)), Type::INT8),
         (&(MAX_PAGE_BYTES as i64), Type::INT8),
     ];
-    let rows = connection.rows(&sql, &params).await?;
+    let rows = source.rows(&sql, &params).await?;
     let Some(head_row) = rows.first() else { return Ok(Vec::new()) };
     let first: i64 = column(head_row, 0, || session_location(key))?;
     let last: i64 = column(head_row, 1, || session_location(key))?;
@@ -74,4 +76,17 @@ pub(super) async fn records(connection: &PgConnection, key: &SessionKey, range: 
         };
     }
     Ok(page)
+}
+
+/// Reads a blob and verifies its hash.
+pub(super) async fn blob(source: &impl RowSource, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>> {
+    let sql = "SELECT bytes FROM tenure_blob WHERE tenant = $1 AND id = $2";
+    let rows = source.rows(sql, &[(&tenant.as_str(), Type::TEXT), (&&id.0[..], Type::BYTEA)]).await?;
+    let Some(row) = rows.first() else { return Ok(None) };
+    let location = || format!("postgres, tenant {tenant}, blob {id}");
+    let bytes: &[u8] = column(row, 0, location)?;
+    if BlobId::of(bytes) != *id {
+        return Err(Error::corrupt(location(), "the bytes do not match the blob's hash"));
+    }
+    Ok(Some(bytes.into()))
 }

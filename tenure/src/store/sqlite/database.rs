@@ -257,12 +257,25 @@ impl Database {
         self.classify(e).with_source(ErrorSource::shared(e.clone()))
     }
 
+    /// Returns true if there is a write-ahead log with contents beside the file.
+    fn has_wal(&self) -> bool {
+        fs::metadata(format!("{}-wal", self.0)).is_ok_and(|m| m.len() > 0)
+    }
+
     fn classify(&self, e: &rusqlite::Error) -> Error {
         let Some(code) = e.sqlite_error() else { return Error::corrupt(self, e) };
         match code.code {
             _ if is_disk_full(e) => Error::full(self),
             // Every constraint is checked before the write, so only rows that should not exist can
             // violate one.
+            ErrorCode::DatabaseCorrupt if self.has_wal() => {
+                let file = &self.0;
+                let advice = format!(
+                    "if {file} was restored or copied, {file}-wal may belong to another database: \
+                     remove {file}-wal and {file}-shm, and restore the file again"
+                );
+                Error::corrupt(self, format!("{e}; {advice}"))
+            }
             ErrorCode::DatabaseCorrupt | ErrorCode::ConstraintViolation => Error::corrupt(self, e),
             ErrorCode::NotADatabase => Error::corrupt(self, "not a SQLite database"),
             ErrorCode::TooBig => {
@@ -327,6 +340,11 @@ impl Pool {
             Err(StoreFault::Sql(e)) if e.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => None,
             outcome => Some(outcome.map_err(|fault| self.file.fault_to_error(fault))),
         }
+    }
+
+    /// Opens a read-only connection that is not part of the pool.
+    pub fn connect(&self) -> Result<Connection> {
+        self.open().map_err(|e| self.file.error(e))
     }
 
     /// Runs a read on a new connection, whose caches are empty.

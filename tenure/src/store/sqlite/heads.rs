@@ -13,7 +13,7 @@ use crate::types::id::{Seq, SessionId, SessionKey, Tenant};
 use crate::types::status::Status;
 use jiff::Timestamp;
 use rusqlite::types::Value;
-use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params, params_from_iter};
+use rusqlite::{Connection, OptionalExtension, Rows, Transaction, TransactionBehavior, params, params_from_iter};
 use std::fmt::Display;
 
 /// Serializes a head as it is stored.
@@ -65,6 +65,23 @@ const MAX_NARROW_SCAN: usize = 10_000;
 pub(super) fn heads(conn: &Connection, file: &Database, query: &SessionQuery) -> StoreResult<Vec<Head>> {
     let narrow_scan = NarrowScan::choose(conn, query, MAX_NARROW_SCAN)?;
     select_matching(conn, file, query, narrow_scan.as_ref())
+}
+
+/// Lists the heads of all tenants in the order of their keys.
+pub(super) fn heads_after(
+    conn: &Connection,
+    file: &Database,
+    after: Option<&SessionKey>,
+    limit: usize,
+) -> StoreResult<Vec<Head>> {
+    let tenant = after.map_or("", |key| key.tenant.as_str());
+    let session = after.map_or("", |key| key.session.as_str());
+    let mut statement = conn.prepare_cached(
+        "SELECT tenant, session, head_json FROM head WHERE (tenant, session) > (?1, ?2)
+        ORDER BY tenant, session LIMIT ?3",
+    )?;
+    let rows = statement.query(params![tenant, session, i64::try_from(limit).unwrap_or(i64::MAX)])?;
+    read_heads(rows, file)
 }
 
 /// Returns the newest matching heads, scanning at most `max_scan`.
@@ -153,7 +170,12 @@ fn select_matching(
 ) -> StoreResult<Vec<Head>> {
     let HeadSelect { sql, params } = HeadSelect::new(query, narrow_scan);
     let mut statement = conn.prepare_cached(&sql)?;
-    let mut rows = statement.query(params_from_iter(params))?;
+    let rows = statement.query(params_from_iter(params))?;
+    read_heads(rows, file)
+}
+
+/// Reads rows of tenant, session and serialized head.
+fn read_heads(mut rows: Rows<'_>, file: &Database) -> StoreResult<Vec<Head>> {
     let mut heads = Vec::new();
     while let Some(row) = rows.next()? {
         let text = |i| row.get_ref(i).and_then(|v| v.as_str().map_err(rusqlite::Error::from));

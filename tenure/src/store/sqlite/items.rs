@@ -133,6 +133,37 @@ pub(super) fn items(
     Ok(items)
 }
 
+/// Lists the items of all namespaces in the order of their keys.
+pub(super) fn items_after(
+    conn: &Connection,
+    file: &Database,
+    after: Option<&(Namespace, String)>,
+    limit: usize,
+) -> StoreResult<Vec<(Namespace, Item)>> {
+    // Before the first item: no tenant is empty.
+    let (tenant, owner, name, key) = after.map_or(("", String::new(), "", ""), |(namespace, key)| {
+        (namespace.tenant.as_str(), namespace.owner.to_string(), namespace.name.as_str(), key.as_str())
+    });
+    let mut statement = conn.prepare_cached(&format!(
+        "SELECT {COLUMNS}, tenant, owner, namespace FROM item WHERE (tenant, owner, namespace, key) > (?1, ?2, ?3, ?4)
+        ORDER BY tenant, owner, namespace, key LIMIT ?5"
+    ))?;
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let mut rows = statement.query(params![tenant, owner, name, key, limit])?;
+    let mut items = Vec::new();
+    while let Some(row) = rows.next()? {
+        let item = read_item(row, file)?;
+        let location = || format!("{file}, item {}", excerpt(&item.key));
+        let tenant: String = row.get(7)?;
+        let tenant = Tenant::new(&tenant).map_err(|e| Error::corrupt_from(location(), e))?;
+        let owner: String = row.get(8)?;
+        let owner =
+            Owner::parse(&owner).ok_or_else(|| Error::corrupt(location(), format!("{owner:?} is not an owner")))?;
+        items.push((Namespace { tenant, owner, name: row.get(9)? }, item));
+    }
+    Ok(items)
+}
+
 fn read_item(row: &Row<'_>, file: &Database) -> StoreResult<Item> {
     let key: String = row.get(0)?;
     let parse_time = |micros: i64| {

@@ -28,8 +28,18 @@ pub(super) fn records(
     key: &SessionKey,
     range: &RecordRange,
 ) -> StoreResult<Vec<Record>> {
-    // Both statements read one snapshot, so that a gap is real damage and no concurrent change.
+    // All statements read one snapshot, so that a gap is real damage and no concurrent change.
     let _snapshot = Transaction::new_unchecked(conn, TransactionBehavior::Deferred)?;
+    records_in_transaction(conn, file, key, range)
+}
+
+/// Reads a page of records in the transaction of the caller.
+pub(super) fn records_in_transaction(
+    conn: &Connection,
+    file: &Database,
+    key: &SessionKey,
+    range: &RecordRange,
+) -> StoreResult<Vec<Record>> {
     let sql = "SELECT id, seq, coalesce(head_json ->> '$.first', 0) FROM head WHERE tenant = ?1 AND session = ?2";
     let head_row = conn.prepare_cached(sql)?.query_row([key.tenant.as_str(), key.session.as_str()], |r| {
         Ok((r.get::<_, i64>(0)?, r.get::<_, i64>(1)? as Seq, r.get::<_, i64>(2)? as Seq))
