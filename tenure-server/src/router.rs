@@ -251,6 +251,9 @@ fn check_origin(app: &AppState, request: &Request) -> Result<(), ApiError> {
     }
 }
 
+/// Routes that are called every few seconds. They are logged at `debug`, unless they report a failure.
+const PROBES: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
+
 /// Middleware that assigns a request id, and records metrics, a trace span and one log line per request.
 /// Request and response contents are never logged.
 async fn observe(mut request: Request, next: Next) -> Response {
@@ -262,7 +265,10 @@ async fn observe(mut request: Request, next: Next) -> Response {
     }
     let route = request.extensions().get::<MatchedPath>().map_or("none", |p| p.as_str()).to_owned();
     let method = request.method().clone();
+    // The path says which route a client expected; of a known route it may contain ids, which have their own fields.
+    let path = (route == "none").then(|| request.uri().path().chars().take(200).collect::<String>());
     let trace = telemetry::request_trace(&id, method.as_str(), &route);
+    crate::http_client::set_trace_parent(&trace, request.headers());
     let span = trace.in_scope(|| telemetry::request_span(&id));
     let mut response = next.run(request).instrument(span.clone()).instrument(trace.clone()).await;
     let status = response.status().as_u16();
@@ -270,7 +276,14 @@ async fn observe(mut request: Request, next: Next) -> Response {
     trace.record("http.response.status_code", status);
     crate::observability::metrics::request(&method, &route, status, duration);
     let ms = duration.as_micros() as f64 / 1000.0;
-    span.in_scope(|| tracing::info!(status, ms, "{method} {route}"));
+    let is_probe = PROBES.contains(&route.as_str()) && status < 400;
+    span.in_scope(|| {
+        if is_probe {
+            tracing::debug!(status, ms, "{method} {route}");
+        } else {
+            tracing::info!(status, ms, path, "{method} {route}");
+        }
+    });
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert("x-request-id", value);
     }

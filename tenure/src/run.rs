@@ -52,7 +52,7 @@ pub(crate) mod turn;
 pub(crate) mod turn_plan;
 
 pub use self::executors::{Executors, RunEvent, StoredAnswer, ToolProgress, TurnError, TurnOutcome};
-pub use crate::engine::turn_lock::OnBusy;
+pub use crate::engine::turn_lock::{OnBusy, TurnLoad};
 pub use crate::executors::model::{EagerModelCall, Model, ModelStream, Prompt, model_answer};
 pub use crate::executors::tools::{ToolContext, ToolInvocation, Tools};
 pub use crate::rules::answer::ModelAnswer;

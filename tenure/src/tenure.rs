@@ -6,7 +6,7 @@ use crate::engine::hooks::{ArchiveHook, SessionEndHook};
 use crate::engine::options::Options;
 use crate::engine::pending_commit::PendingCommit;
 use crate::engine::quota::Usage;
-use crate::engine::turn_lock::TurnLocks;
+use crate::engine::turn_lock::{TurnLoad, TurnLocks};
 use crate::engine::vector_index::MemoryState;
 use crate::engine::write::Committed;
 use crate::executors::tools::Tools;
@@ -14,8 +14,9 @@ use crate::rules::partial::PartialSession;
 use crate::rules::redaction::Redaction;
 use crate::rules::session::Session;
 use crate::store::contract::{OpenRepair, Store};
+use crate::store::query::{OwnerFilter, SessionQuery};
 use crate::types::error::Result;
-use crate::types::head::Head;
+use crate::types::head::{Head, ReviewIndexLabel};
 use crate::types::id::{Principal, Seq, SessionId, SessionKey, Tenant};
 use crate::types::policy::{Limits, Policy};
 use crate::types::quota::QuotaScope;
@@ -112,6 +113,18 @@ impl Tenure {
             memories,
         };
         Self { engine: Engine::new(store, options), shared: Arc::new(shared) }
+    }
+
+    /// Counts the turns in progress, and the requests that wait for one, in this process.
+    pub fn turn_load(&self) -> TurnLoad {
+        self.shared.turn_locks.load()
+    }
+
+    /// Counts the reviews of all tenants that wait for a decision, in at most `max_sessions` sessions.
+    pub async fn count_open_reviews(&self, max_sessions: usize) -> Result<usize> {
+        let mut query = SessionQuery::new(OwnerFilter::AllTenants, max_sessions);
+        query.reviewing = Some(ReviewIndexLabel::Open);
+        Ok(self.store().heads(&query).await?.iter().map(|head| head.reviews.len()).sum())
     }
 
     /// The store that this handle reads and writes.

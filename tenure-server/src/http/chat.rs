@@ -108,7 +108,8 @@ pub async fn complete(
         });
     };
     let started = started.map_err(|_| no_result())??;
-    tracing::Span::current().record("session_id", started.session_id.as_str());
+    let span = tracing::Span::current();
+    span.record("session_id", started.session_id.as_str()).record("run_id", started.run.as_ref());
     // The status code is known only when the model has started to answer.
     let first = if stream { turn.until(events.recv()).await } else { None };
     let ids = started.clone();

@@ -264,7 +264,7 @@ async fn execute(
 ) -> ApiResult<Response> {
     let id = turn.session_id().clone();
     let run = turn.run_id().clone();
-    tracing::Span::current().record("session_id", id.as_str());
+    tracing::Span::current().record("session_id", id.as_str()).record("run_id", run.as_ref());
     let (events_tx, events_rx) = mpsc::channel(super::chat::MAX_BUFFERED_EVENTS);
     let (ended_tx, ended) = oneshot::channel::<Result<TurnOutcome, TurnError>>();
     let state = app.clone();

@@ -91,16 +91,29 @@ pub async fn execute_stored_run(
         Some(meter) => Arc::new(Metered { model, meter }),
         None => model,
     };
-    let model = Arc::new(TimedModel::new(model));
+    let model = Arc::new(TimedModel::new(model, app.models.label(&model_name)));
     let outcome =
         execute_run(app, turn, Drive { model, model_name, options, listener, open_duration: Duration::ZERO }).await;
     match &outcome {
         Ok(turn_outcome) => {
             tracing::debug!(%session_id, run = %run, waiting = turn_outcome.waiting, "run ended or paused")
         }
-        Err(e) => tracing::warn!(%session_id, run = %run, code = e.code(), "run failed"),
+        Err(e) => {
+            tracing::warn!(%session_id, run = %run, code = e.code(), reason = loggable_reason(e), "run failed")
+        }
     }
     outcome
+}
+
+/// The reason of a failure, if it cannot contain the content of messages: why tools could not be listed, which limit was
+/// exceeded, or why a model server could not be reached.
+pub fn loggable_reason(e: &TurnError) -> Option<String> {
+    match e {
+        TurnError::Tools(_) | TurnError::Limit { .. } => Some(e.to_string()),
+        TurnError::Model(ModelError::Unreachable { reason } | ModelError::TimedOut { reason }) => Some(reason.clone()),
+        TurnError::Model(ModelError::Refused { status, .. }) => Some(format!("the model server answered {status}")),
+        _ => None,
+    }
 }
 
 /// Stands for a model that is not configured any more: every request fails as unreachable.

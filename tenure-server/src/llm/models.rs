@@ -51,6 +51,14 @@ impl ModelRegistry {
         self.upstream(name).map(|u| u as Arc<dyn Model>)
     }
 
+    /// Returns the name under which a model is counted: a configured one, or `other`, because clients can invent names.
+    pub fn label<'a>(&'a self, name: &str) -> &'a str {
+        if name == DEFAULT_MODEL && self.order.is_empty() {
+            return BUILT_IN_MODEL;
+        }
+        self.names().find(|known| *known == name).unwrap_or("other")
+    }
+
     /// Returns the model server for a model name, or `None` if no server serves it.
     pub fn upstream(&self, name: &str) -> Option<Arc<Upstream>> {
         self.by_name.get(name).or(self.pass_unknown.as_ref()).cloned()

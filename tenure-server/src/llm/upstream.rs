@@ -2,7 +2,7 @@
 
 use super::sse::{MAX_ANSWER_BYTES, SseDecoder};
 use crate::config::ModelConfig;
-use crate::http_client::error_chain;
+use crate::http_client::{TRACE, error_chain, with_trace_context};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
@@ -14,6 +14,8 @@ use tenure::{
     run::{ModelChunk, ModelStream, Prompt},
     session::RawObject,
 };
+use tracing::Instrument;
+use tracing::field::Empty;
 
 /// Maximum size in bytes of an error body that is forwarded.
 const MAX_ERROR_BYTES: usize = 1 << 20;
@@ -74,8 +76,14 @@ impl Upstream {
         if let Some(key) = &self.key {
             request = request.bearer_auth(key);
         }
-        let response = tokio::time::timeout(self.idle, request.body(body).send()).await;
+        let span = tracing::info_span!(
+            target: TRACE, "model_request", otel.name = format!("POST {route}"), otel.kind = "client",
+            gen_ai.request.model = self.model, http.response.status_code = Empty,
+        );
+        let request = with_trace_context(request, &span);
+        let response = tokio::time::timeout(self.idle, request.body(body).send().instrument(span.clone())).await;
         let response = response.map_err(|_| self.idle_error())?.map_err(|e| unreachable_or_broken(&e))?;
+        span.record("http.response.status_code", response.status().as_u16());
         if response.status().is_success() {
             return Ok(response);
         }

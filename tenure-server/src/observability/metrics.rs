@@ -1,5 +1,6 @@
 //! Prometheus metrics of the server.
 
+use super::{catalog, process};
 use crate::clock::Stopwatch;
 use async_trait::async_trait;
 use axum::http::Method;
@@ -22,6 +23,9 @@ const SIZES: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0];
 /// Minimum interval between two counts of all sessions.
 const COUNT_EVERY: Duration = Duration::from_secs(15);
 
+/// Maximum number of sessions whose open reviews are counted.
+const MAX_REVIEWED_SESSIONS: usize = 10_000;
+
 /// Installs the global metrics recorder. Idempotent: only the first call in a process has an effect.
 pub fn install() {
     HANDLE.get_or_init(|| {
@@ -33,6 +37,7 @@ pub fn install() {
         if metrics::set_global_recorder(recorder).is_err() {
             tracing::warn!("another metrics recorder is already installed; /metrics stays empty");
         }
+        catalog::describe();
         handle
     });
 }
@@ -100,17 +105,20 @@ pub fn connection_closed(reason: &'static str) {
     counter!("tenure_connections_closed_total", "reason" => reason).increment(1);
 }
 
-/// A model wrapper that measures the duration of requests.
+/// A model wrapper that measures the duration of requests, and counts those that failed.
 pub struct TimedModel {
     model: Arc<dyn Model>,
+    /// The value of the label `model`.
+    label: String,
     /// Duration in microseconds of the most recent request, up to the last chunk of its answer.
     answer_micros: Arc<AtomicU64>,
 }
 
 impl TimedModel {
-    /// Wraps a model. The measured duration is zero until the first request.
-    pub fn new(model: Arc<dyn Model>) -> Self {
-        Self { model, answer_micros: Arc::default() }
+    /// Wraps a model. The measured duration is zero until the first request. `label` is one of a fixed set of names:
+    /// each would add a time series that is never removed.
+    pub fn new(model: Arc<dyn Model>, label: &str) -> Self {
+        Self { model, label: label.to_owned(), answer_micros: Arc::default() }
     }
 }
 
@@ -121,9 +129,21 @@ impl Model for TimedModel {
         let stopwatch = Stopwatch::start();
         let micros = self.answer_micros.clone();
         let store_elapsed = move || micros.store(stopwatch.elapsed().as_micros() as u64, Ordering::Relaxed);
-        let chunks = self.model.ask(prompt).await.inspect_err(|_| store_elapsed())?;
+        let label = self.label.clone();
+        let count_error = move |e: &ModelError| {
+            counter!("tenure_model_errors_total", "model" => label.clone(), "code" => e.code()).increment(1);
+        };
+        let chunks = self.model.ask(prompt).await.inspect_err(|e| {
+            store_elapsed();
+            count_error(e);
+        })?;
         store_elapsed();
-        Ok(Box::pin(chunks.inspect(move |_| store_elapsed())))
+        Ok(Box::pin(chunks.inspect(move |chunk| {
+            store_elapsed();
+            if let Err(e) = chunk {
+                count_error(e);
+            }
+        })))
     }
 }
 
@@ -144,6 +164,12 @@ pub fn turn(
     histogram!("tenure_turn_own_seconds")
         .record((open_duration + run_duration).saturating_sub(model_time).as_secs_f64());
     histogram!("tenure_turn_model_seconds").record(model_time.as_secs_f64());
+    let usage = outcome.as_ref().ok().and_then(|o| o.answer.usage.as_ref());
+    for (kind, field) in [("prompt", "prompt_tokens"), ("completion", "completion_tokens")] {
+        if let Some(count) = usage.and_then(|usage| usage[field].as_u64()) {
+            counter!("tenure_tokens_total", "model" => model.label.clone(), "kind" => kind).increment(count);
+        }
+    }
 }
 
 /// Records a completed sweep.
@@ -174,6 +200,7 @@ impl SessionCounts {
         for (status, count) in tenure.store().count().await? {
             gauge!("tenure_sessions", "status" => status.as_str()).set(count as f64);
         }
+        gauge!("tenure_open_reviews").set(tenure.count_open_reviews(MAX_REVIEWED_SESSIONS).await? as f64);
         *last = Some(Stopwatch::start());
         Ok(())
     }
@@ -194,5 +221,8 @@ pub async fn run_maintenance(stop: impl Future<Output = ()>) {
 /// Renders all metrics in the Prometheus text format.
 pub async fn render(counts: &SessionCounts, tenure: &Tenure) -> tenure::Result<String> {
     counts.refresh(tenure).await?;
-    Ok(HANDLE.get().map(PrometheusHandle::render).unwrap_or_default())
+    let turns = tenure.turn_load();
+    gauge!("tenure_turns_running").set(turns.running as f64);
+    gauge!("tenure_turns_waiting").set(turns.waiting as f64);
+    Ok(HANDLE.get().map(PrometheusHandle::render).unwrap_or_default() + &process::render())
 }

@@ -1,6 +1,8 @@
 //! Logs and traces. They contain ids, counts and times, never the content of messages.
 
+use super::json_log::FlatJson;
 use crate::config::{LogFormat, Telemetry};
+use crate::http_client::TRACE;
 use anyhow::anyhow;
 use std::io::IsTerminal;
 use tenure::{SessionId, TurnOutcome, run::TurnError};
@@ -8,9 +10,6 @@ use tracing::Span;
 use tracing::field::Empty;
 use tracing_subscriber::filter::{EnvFilter, FilterExt, filter_fn};
 use tracing_subscriber::{Layer, Registry, fmt, layer::SubscriberExt, reload};
-
-/// Target of spans that are exported as traces. Logs exclude this target, and traces include nothing else.
-pub const TRACE: &str = "tenure::trace";
 
 /// Installs logging to standard error and, if configured, the export of traces.
 ///
@@ -23,7 +22,7 @@ pub fn install(config: &Telemetry) -> anyhow::Result<(Traces, LogFilter)> {
     let text = text.with_ansi(std::io::stderr().is_terminal());
     let logs: Box<dyn Layer<Registry> + Send + Sync> = match config.log_format {
         LogFormat::Text => text.compact().boxed(),
-        LogFormat::Json => text.json().flatten_event(true).with_span_list(false).boxed(),
+        LogFormat::Json => text.json().event_format(FlatJson).boxed(),
     };
     let logs =
         logs.with_filter(filter.and(filter_fn(|meta| meta.target() != TRACE && !meta.target().starts_with("rmcp"))));
@@ -74,6 +73,7 @@ where
     let version = opentelemetry::KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
     let resource = Resource::builder().with_service_name("tenure").with_attribute(version).build();
     let provider = SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build();
+    opentelemetry::global::set_text_map_propagator(opentelemetry_sdk::propagation::TraceContextPropagator::new());
     let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("tenure"));
     let layer = layer.with_location(false).with_threads(false).with_tracked_inactivity(false);
     let layer = layer.with_filter(filter_fn(|meta| meta.target() == TRACE));
@@ -98,7 +98,15 @@ impl Drop for Traces {
 /// Creates the log span of a request, which adds its ids to every log line. Enabled at all log levels, so that
 /// warnings have the ids, too.
 pub fn request_span(request_id: &str) -> Span {
-    tracing::error_span!("request", request_id, session_id = Empty)
+    tracing::error_span!(
+        "request",
+        request_id,
+        tenant = Empty,
+        user = Empty,
+        key = Empty,
+        session_id = Empty,
+        run_id = Empty
+    )
 }
 
 /// Creates the trace span of a request.

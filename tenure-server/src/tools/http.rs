@@ -6,11 +6,13 @@
 
 use super::text::{MAX_ANSWER_BYTES, clip, format_duration};
 use crate::config::{http_url, tools::resolve_secrets};
+use crate::http_client::{TRACE, with_trace_context};
 use anyhow::Context;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use std::time::Duration;
 use tenure::{Tool, ToolError, ToolOutput, policy::HttpSource, run::ToolInvocation};
+use tracing::Instrument;
 
 /// Bytes reserved for the status and the note that a response was truncated, so that a result is within the limit as well.
 const NOTES_BYTES: usize = 64;
@@ -74,7 +76,11 @@ impl Endpoint {
             .header("X-Tenure-Run", run)
             .header("X-Tenure-Call", id)
             .body(serde_json::Value::Object(call.arguments.clone()).to_string());
-        match tokio::time::timeout(self.timeout, self.answer(request)).await {
+        let span = tracing::info_span!(
+            target: TRACE, "tool_request", otel.name = format!("POST {}", self.tool.name), otel.kind = "client",
+        );
+        let request = with_trace_context(request, &span);
+        match tokio::time::timeout(self.timeout, self.answer(request).instrument(span)).await {
             Ok(outcome) => outcome,
             Err(_) => Err(ToolError::Lost(format!("no response within {}", format_duration(self.timeout)))),
         }

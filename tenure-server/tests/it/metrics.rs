@@ -87,3 +87,54 @@ fn results_of_tools_are_counted() {
     assert_line(&text, "tenure_tool_cache_total{found=\"hit\"}", "2");
     assert_line(&text, "tenure_tool_cache_total{found=\"miss\"}", "1");
 }
+
+/// Every metric has its description and type, and names and types are those of the catalog.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_metric_is_described() {
+    use std::collections::BTreeMap;
+    use tenure_server::observability::{catalog, process};
+    let dir = tempfile::tempdir().unwrap();
+    let server = ServerProcess::start(dir.path(), "store: 'sqlite:t.db'");
+    assert_eq!(server.chat("a", "one").await.0, 200);
+    let text = metrics(&server).await;
+    let described = |keyword: &str| -> BTreeMap<String, String> {
+        let lines = text.lines().filter_map(|l| l.strip_prefix(keyword)?.split_once(' '));
+        lines.map(|(name, rest)| (name.to_owned(), rest.to_owned())).collect()
+    };
+    let (help, types) = (described("# HELP "), described("# TYPE "));
+    assert_eq!(help.keys().collect::<Vec<_>>(), types.keys().collect::<Vec<_>>());
+    let catalog = catalog::METRICS.iter().map(|(name, kind, help)| (*name, format!("{kind:?}").to_lowercase(), *help));
+    let process = process::PROCESS_METRICS.iter().map(|(name, kind, help)| (*name, (*kind).to_owned(), *help));
+    let known: BTreeMap<_, _> = catalog.chain(process).map(|(name, kind, help)| (name, (kind, help))).collect();
+    for (name, kind) in &types {
+        assert_eq!(known.get(name.as_str()), Some(&(kind.clone(), help[name].as_str())), "{name}");
+    }
+    assert_line(&text, "tenure_turns_running", "0");
+    assert_line(&text, "tenure_turns_waiting", "0");
+    assert_line(&text, "tenure_open_reviews", "0");
+    assert!(number(&text, "tenure_tokens_total{model=\"rehearsal\",kind=\"prompt\"}") > 0.0, "{text}");
+    assert!(number(&text, "tenure_tokens_total{model=\"rehearsal\",kind=\"completion\"}") > 0.0, "{text}");
+    assert!(number(&text, "tenure_commit_seconds_count") >= 2.0, "{text}");
+    assert_line(&text, &format!("tenure_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), "1");
+    assert!(number(&text, "process_resident_memory_bytes") > 1e6, "{text}");
+    assert!(number(&text, "process_start_time_seconds") > 1.7e9, "{text}");
+    assert!(number(&text, "process_open_fds") > 5.0 && number(&text, "process_max_fds") > 100.0, "{text}");
+    assert!(number(&text, "process_threads") > 1.0, "{text}");
+}
+
+/// Failed requests to a model server are counted by the configured name of the model.
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_of_models_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let config =
+        "store: 'memory:'\nmodels: [{name: m, base_url: 'http://127.0.0.1:9/v1', retries: 0, pass_unknown: true}]";
+    let server = ServerProcess::start(dir.path(), config);
+    for model in ["m", "invented-1", "invented-2"] {
+        let mut body = chat_request("a", "one");
+        body["model"] = json!(model);
+        assert_eq!(send(server.request("POST", "/v1/chat/completions").json(&body)).await.0, 502);
+    }
+    let text = metrics(&server).await;
+    assert_line(&text, "tenure_model_errors_total{model=\"m\",code=\"upstream_unreachable\"}", "1");
+    assert_line(&text, "tenure_model_errors_total{model=\"other\",code=\"upstream_unreachable\"}", "2");
+}

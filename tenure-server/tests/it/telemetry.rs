@@ -54,7 +54,7 @@ async fn logs_for_people_are_short_and_contain_no_contents() {
         assert!(line.contains(part), "{part} in {line}");
     }
     assert!(!logs.contains("gen_ai") && !logs.contains("otel.") && !logs.contains('\u{1b}'), "{line}");
-    assert!(line.len() < 220, "{line}");
+    assert!(line.len() < 320, "{line}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -63,10 +63,59 @@ async fn logs_for_programs_are_json() {
     let lines: Vec<Value> = logs.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     let line = lines.iter().find(|l| l["message"] == "POST /v1/chat/completions").unwrap();
     assert_eq!(
-        (&line["status"], &line["span"]["session_id"], &line["level"]),
-        (&json!(200), &json!("s-1"), &json!("INFO"))
+        (&line["status"], &line["session_id"], &line["level"], &line["tenant"]),
+        (&json!(200), &json!("s-1"), &json!("INFO"), &json!("default"))
     );
-    assert!(line["ms"].is_number() && line["span"]["request_id"].is_string(), "{line}");
+    assert!(line["ms"].is_number() && line["request_id"].is_string() && line["timestamp"].is_string(), "{line}");
+    assert!(line["run_id"].as_str().unwrap().starts_with("run_"), "{line}");
+    for line in &lines {
+        let nested = line.as_object().unwrap().values().any(|v| v.is_object() || v.is_array());
+        assert!(!nested, "one level of fields: {line}");
+    }
+}
+
+/// The log line of a request names its tenant, user, key, session and run; that of an unknown route its path; and those
+/// of probes are at `debug`.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_are_logged_with_who_sent_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = "store: 'sqlite:t.db'\ntelemetry: {log_format: json}";
+    let secret = "0123456789abcdef0123456789abcdef";
+    std::fs::write(dir.path().join("key"), secret).unwrap();
+    let server = ServerProcess::start_with(dir.path(), config, &[("TENURE_BOOTSTRAP_KEY_FILE", "key")]);
+    let request = |method: &str, path: &str| server.request(method, path).bearer_auth(secret);
+    let mut body = chat_request("s-1", "hello");
+    body["user"] = json!("ann");
+    assert_eq!(send(request("POST", "/v1/chat/completions").json(&body)).await.0, 200);
+    assert_eq!(send(request("GET", "/v2/nowhere?secret=1")).await.0, 404);
+    assert_eq!(send(request("GET", "/readyz")).await.0, 200);
+    assert_eq!(send(server.request("GET", "/sessions")).await.0, 401);
+    let logs = server.stop();
+    let lines: Vec<Value> = logs.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let find = |message: &str| lines.iter().find(|l| l["message"] == message).unwrap_or_else(|| panic!("{logs}"));
+    let chat = find("POST /v1/chat/completions");
+    for (name, value) in [("tenant", "default"), ("user", "ann"), ("session_id", "s-1")] {
+        assert_eq!(chat[name], value, "{chat}");
+    }
+    assert_eq!(chat["key"].as_str().map(str::len), Some(12), "{chat}");
+    assert!(chat["run_id"].as_str().unwrap().starts_with("run_"), "{chat}");
+    assert_eq!(find("GET none")["path"], "/v2/nowhere");
+    assert_eq!((&find("GET /sessions")["status"], &find("GET /sessions")["key"]), (&json!(401), &Value::Null));
+    assert!(!logs.contains("/readyz") && !logs.contains("secret=1") && !logs.contains(secret), "{logs}");
+}
+
+/// The reason why an assistant's tools cannot be listed is in the log.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_reason_of_unavailable_tools_is_logged() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = "store: 'memory:'\nassistants: [{name: clerk, tools: [{mcp: {command: /no/such/program}}]}]";
+    let server = ServerProcess::start(dir.path(), config);
+    let mut body = chat_request("s-1", "hello");
+    body["model"] = json!("clerk");
+    assert!(send(server.request("POST", "/v1/chat/completions").json(&body)).await.0 >= 500);
+    let logs = server.stop();
+    let line = logs.lines().find(|l| l.contains("tools_unavailable")).unwrap_or_else(|| panic!("{logs}"));
+    assert!(line.contains("/no/such/program"), "{line}");
 }
 
 /// The PostgreSQL driver would log every parameter.
@@ -127,4 +176,51 @@ async fn traces_have_the_names_of_opentelemetry() {
         (&request["name"], &attribute(request, "http.route")["stringValue"]),
         (&json!("POST /v1/chat/completions"), &json!("/v1/chat/completions"))
     );
+}
+
+/// The trace of a client continues in the server, in its requests to the model server, and in its commits; the exporter
+/// sends the headers of the environment.
+#[tokio::test(flavor = "multi_thread")]
+async fn traces_are_continued() {
+    let collector = Arc::new(Collector::default());
+    let seen: Arc<Mutex<Vec<String>>> = Arc::default();
+    let headers = seen.clone();
+    let routes = Router::new().route("/v1/traces", axum::routing::post(collect)).with_state(collector.clone()).layer(
+        axum::middleware::from_fn(move |request: axum::extract::Request, next: axum::middleware::Next| {
+            let value = request.headers().get("x-team").and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned();
+            headers.lock().unwrap().push(value);
+            next.run(request)
+        }),
+    );
+    let url = serve(routes).await;
+    let model = crate::support::ScriptedModelServer::default();
+    let base = model.start().await;
+    let dir = tempfile::tempdir().unwrap();
+    let config =
+        format!("store: 'sqlite:t.db'\ntelemetry: {{otlp: '{url}'}}\nmodels: [{{name: m, base_url: '{base}'}}]");
+    let server =
+        ServerProcess::start_with(dir.path(), &config, &[("OTEL_EXPORTER_OTLP_HEADERS", "x-team=plum,x-other=1")]);
+    let trace_id = "4bf92f3577b34da6a3ce929d0e0e4736";
+    let parent = format!("00-{trace_id}-00f067aa0ba902b7-01");
+    let request = server.request("POST", "/v1/chat/completions").json(&chat_request("s-1", "hello"));
+    assert_eq!(send(request.header("traceparent", &parent)).await.0, 200);
+    // An invalid context is ignored.
+    let request = server.request("POST", "/v1/chat/completions").json(&chat_request("s-2", "hello"));
+    assert_eq!(send(request.header("traceparent", "00-nonsense")).await.0, 200);
+    server.stop();
+    let sent = model.headers(0)["traceparent"].to_str().unwrap().to_owned();
+    assert!(sent.starts_with(&format!("00-{trace_id}-")) && sent != parent, "{sent}");
+    assert!(!model.headers(1)["traceparent"].to_str().unwrap().contains(trace_id));
+    assert!(seen.lock().unwrap().iter().all(|value| value == "plum"), "{seen:?}");
+    let text = collector.0.lock().unwrap().clone();
+    let lists = text.iter().flat_map(|s| s["resourceSpans"].as_array().unwrap());
+    let spans: Vec<&Value> =
+        lists.flat_map(|r| r["scopeSpans"].as_array().unwrap()).flat_map(|s| s["spans"].as_array().unwrap()).collect();
+    let of_trace: Vec<&str> =
+        spans.iter().filter(|s| s["traceId"] == trace_id).map(|s| s["name"].as_str().unwrap()).collect();
+    for name in ["POST /v1/chat/completions", "POST chat/completions", "commit"] {
+        assert!(of_trace.contains(&name), "{name} in {of_trace:?}");
+    }
+    let request = spans.iter().find(|s| s["traceId"] == trace_id && s["name"] == "POST /v1/chat/completions").unwrap();
+    assert_eq!(request["parentSpanId"], "00f067aa0ba902b7");
 }

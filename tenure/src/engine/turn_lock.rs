@@ -27,6 +27,15 @@ pub enum OnBusy {
     Branch,
 }
 
+/// The turns of a process at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TurnLoad {
+    /// The number of sessions with a turn in progress.
+    pub running: usize,
+    /// The number of requests that wait for an earlier turn of their session.
+    pub waiting: usize,
+}
+
 /// The turn locks of all sessions with a turn in progress. Clones share the locks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TurnLocks(Arc<Mutex<HashMap<SessionKey, TurnLock>>>);
@@ -97,6 +106,13 @@ impl TurnLocks {
                 locks.remove(key);
             }
         }
+    }
+
+    /// Counts the turns in progress and the requests that wait for one.
+    pub fn load(&self) -> TurnLoad {
+        let locks = self.lock();
+        let running = locks.len();
+        TurnLoad { running, waiting: locks.values().map(|lock| lock.requests.saturating_sub(1)).sum() }
     }
 
     /// Stops the turn in progress if it belongs to this run. Returns true if it does.

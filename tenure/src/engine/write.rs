@@ -16,6 +16,8 @@ use crate::types::head::Head;
 use crate::types::id::{CheckpointLabel, Principal, Seq, SessionId, SessionKey};
 use crate::types::message::Message;
 use jiff::Timestamp;
+use tokio::time::Instant;
+use tracing::Instrument;
 
 impl Engine {
     /// Writes to a session whose head `step` sees: the log is not read.
@@ -119,7 +121,13 @@ impl Engine {
 
     /// Commits to the store, counts the outcome, and calls the observers if the commit succeeded.
     pub(crate) async fn commit_step(&self, commit: &Commit) -> Result<()> {
-        let result = self.store().commit(commit).await;
+        let span = tracing::info_span!(
+            target: "tenure::trace", "commit", otel.name = "commit", otel.kind = "client", db.operation.name = "commit",
+            session.id = commit.head.info.session_id.as_str(), records = commit.records.len(),
+        );
+        let started = Instant::now();
+        let result = self.store().commit(commit).instrument(span).await;
+        metrics::histogram!("tenure_commit_seconds").record(started.elapsed().as_secs_f64());
         let outcome = match &result {
             Ok(()) => "committed",
             Err(Error::Conflict { .. } | Error::Exists { .. }) => "conflict",

@@ -66,7 +66,7 @@ pub(super) async fn execute_turn(app: AppState, request: TurnInput, client: Chat
     let stopwatch = Stopwatch::start();
     let TurnInput { turn_request, principal, model, options, stream, span, on_disconnect, .. } = request;
     let model_name = turn_request.model.clone().unwrap_or_default();
-    let timed_model = Arc::new(TimedModel::new(model));
+    let timed_model = Arc::new(TimedModel::new(model, app.models.label(&model_name)));
     let eager_call = EagerModelCall { model: timed_model.clone(), options: options.clone(), stream };
     let (session_id, outcome) = match app.tenure.begin_turn_eager(&principal, turn_request, &eager_call).await {
         Err(e) => return drop(started.send(Err(e.into()))),
@@ -96,7 +96,7 @@ pub(super) async fn execute_turn(app: AppState, request: TurnInput, client: Chat
     // The request may have been answered long before; this line is about the turn.
     match &outcome {
         Ok(_) => tracing::debug!(%session_id, "turn finished"),
-        Err(e) => tracing::warn!(%session_id, code = e.code(), "turn failed"),
+        Err(e) => tracing::warn!(%session_id, code = e.code(), reason = runs::loggable_reason(e), "turn failed"),
     }
     let notice = match &outcome {
         Ok(outcome) if outcome.waiting => {

@@ -17,6 +17,8 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tokio::time::Instant;
+use tracing::Instrument;
 
 /// One tool call of a run, with everything that its execution needs.
 pub(super) struct ToolCall<'a> {
@@ -61,7 +63,16 @@ impl ToolCall<'_> {
             tool: self.pending.call.name.clone(),
             arguments,
         };
-        let Ok(result) = tokio::time::timeout(self.timeout, self.invoke(&invocation)).await else {
+        let span = tracing::info_span!(
+            target: "tenure::trace", "tool", otel.name = format!("execute_tool {}", invocation.tool),
+            gen_ai.operation.name = "execute_tool", gen_ai.tool.name = invocation.tool,
+            gen_ai.tool.call.id = invocation.id, gen_ai.conversation.id = self.session_id.as_str(),
+        );
+        let started = Instant::now();
+        let result = tokio::time::timeout(self.timeout, self.invoke(&invocation)).instrument(span).await;
+        let seconds = started.elapsed().as_secs_f64();
+        metrics::histogram!("tenure_tool_seconds", "tool" => self.tool.name.clone()).record(seconds);
+        let Ok(result) = result else {
             let name = &invocation.tool;
             let message = format!("tool {name:?} exceeded its `tool_timeout`; raise it or make the tool faster");
             return Err(limit("tool_timeout", message));
