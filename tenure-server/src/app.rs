@@ -15,6 +15,7 @@ use crate::webhooks::{self, Webhook};
 use crate::workspace::Workspaces;
 use std::sync::Arc;
 use tenure::Tenure;
+use tokio::sync::Semaphore;
 
 /// The shared application state, as handlers extract it.
 pub type AppState = Arc<App>;
@@ -47,6 +48,8 @@ pub struct App {
     pub transcripts: TranscriptWriter,
     /// Limits how often sessions are counted for the metrics: holds the time of the last count.
     pub session_counts: SessionCounts,
+    /// Held by the backup in progress: one at a time.
+    pub backup_permit: Arc<Semaphore>,
     /// The memory budget for request bodies (D-108).
     pub body_budget: Arc<BodyBudget>,
 }
@@ -113,6 +116,7 @@ impl App {
             transcripts,
             tasks,
             session_counts: SessionCounts::default(),
+            backup_permit: Arc::new(Semaphore::new(1)),
         }))
     }
 }

@@ -2,9 +2,11 @@
 //! (D-098).
 
 mod audit;
+mod backup;
 mod chat;
 mod client;
 mod doctor;
+mod healthcheck;
 mod keys;
 mod maintenance;
 mod memories;
@@ -124,6 +126,12 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Write everything that the store holds to a file, while servers use it
+    Backup(backup::BackupArgs),
+    /// Restore a backup into a new store, of any kind
+    Restore(backup::RestoreArgs),
+    /// Ask a running server whether it is ready, for containers and scripts
+    Healthcheck(healthcheck::HealthcheckArgs),
     /// Migrate the store to the newest format (opening it does the same)
     Migrate {
         /// JSON, for programs
@@ -162,6 +170,9 @@ impl Cli {
             Command::Config { example: true } => output::print(EXAMPLE)?,
             Command::Config { example: false } => output::print(target.load(&[])?.to_redacted_yaml()?)?,
             Command::Doctor { repair, json } => return doctor::run(&target, repair, json).await,
+            Command::Backup(args) => args.run(&target).await?,
+            Command::Restore(args) => args.run(&target).await?,
+            Command::Healthcheck(args) => args.run(&target).await?,
             Command::Migrate { json } => maintenance::migrate(&target, json).await?,
             Command::Completions { shell } => {
                 let mut script = Vec::new();

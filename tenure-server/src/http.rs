@@ -3,6 +3,7 @@
 
 pub mod assistants;
 pub mod audit;
+pub mod backup;
 mod body;
 mod caller;
 pub mod chat;

@@ -6,7 +6,7 @@ use crate::auth::rate_limit::{self, ResponseHeaders};
 use crate::error::ApiError;
 use crate::headers::{header_hint, header_text};
 use crate::http::{
-    assistants, audit, chat, checkpoints, compact, keys, memories, messages, models, operations, reviews, runs,
+    assistants, audit, backup, chat, checkpoints, compact, keys, memories, messages, models, operations, reviews, runs,
     schedules, search, sessions, sessions_v1, threads, transfer, users,
 };
 use crate::observability::telemetry;
@@ -97,6 +97,7 @@ fn route_table() -> OpenApiRouter<AppState> {
         .routes(routes!(operations::healthz))
         .routes(routes!(operations::readyz))
         .routes(routes!(operations::metrics))
+        .routes(routes!(backup::download))
 }
 
 /// The OpenAPI document, generated from the route table.

@@ -29,7 +29,7 @@ pub async fn add_bootstrap_key(keys: &KeyStore, file: &Path) -> anyhow::Result<O
     if store.get(&namespace, &item_key, None).await?.is_some() {
         return Ok(None);
     }
-    let rights = vec![Right::Read, Right::Write, Right::Review, Right::Admin];
+    let rights = vec![Right::Read, Right::Write, Right::Review, Right::Admin, Right::Backup];
     keys.add_secret(NewKey { rights, name: Some("bootstrap".to_owned()), ..NewKey::default() }, secret).await?;
     store.put(&namespace, &system_item(item_key, "true".to_owned(), keys.tenure().now()), None).await?;
     Ok(Some(id))

@@ -73,11 +73,12 @@ impl Caller {
             None => (!keys.are_required().await?).then(Tenant::default),
         };
         if let Some(tenant) = tenant {
-            let rights = vec![Right::Read, Right::Write, Right::Review, Right::Admin];
+            let rights = vec![Right::Read, Right::Write, Right::Review, Right::Admin, Right::Backup];
             let operator = operator.is_some();
             return Ok(Self { tenant, user: requested_user, bound: false, rights, history: None, key: None, operator });
         }
         let key = find_key(headers, keys).await?;
+        tracing::Span::current().record("key", key.id.as_str());
         if let (Some(bound), Some(requested_user)) = (&key.user, &requested_user)
             && bound != requested_user
         {
@@ -149,6 +150,12 @@ impl Caller {
         // An administrator who names no user gets access to the whole tenant.
         let tenant_wide = user.is_none() && self.rights.contains(&Right::Admin);
         let reach = if tenant_wide { AccessScope::Tenant } else { AccessScope::Own };
+        // For the log line of the request.
+        let span = tracing::Span::current();
+        span.record("tenant", self.tenant.as_str());
+        if let Some(user) = &user {
+            span.record("user", user.as_str());
+        }
         Principal { tenant: self.tenant.clone(), user: user.unwrap_or_default(), scope: reach, quota: self.quota() }
     }
 
@@ -225,6 +232,22 @@ impl Caller {
             }
             _ => Ok(Principal { scope: AccessScope::Tenant, ..self.principal(None) }),
         }
+    }
+
+    /// Returns 403 unless the caller may download a backup. It contains the data of all tenants, so the right is
+    /// separate from `admin`, which is a tenant's.
+    pub fn authorize_backup(&self) -> Result<(), ApiError> {
+        if self.rights.contains(&Right::Backup) && !self.bound {
+            return Ok(());
+        }
+        let message = "this key does not have the right `backup`, or is bound to a user; create one with \
+                       `tenure keys add --rights backup` where the store is";
+        Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", message))
+    }
+
+    /// Returns 403 if a key with these rights has more than the caller may pass on.
+    pub fn authorize_granting(&self, rights: &[Right]) -> Result<(), ApiError> {
+        if rights.contains(&Right::Backup) { self.authorize_backup() } else { Ok(()) }
     }
 
     /// The user the key is bound to, if it is bound.

@@ -47,6 +47,9 @@ pub enum Right {
     Review,
     /// Everything of the tenant, or of the user that the key is bound to: assistants, keys, erasure, all users' sessions.
     Admin,
+    /// Downloading a backup of all tenants. `admin` does not include it, and only an operator with direct access to
+    /// the store, or a caller who has the right, can grant it.
+    Backup,
 }
 
 /// The settings of a key to create.

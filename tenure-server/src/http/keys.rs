@@ -179,6 +179,7 @@ pub async fn create(
         (Some(bound), _) => Some(bound.clone()),
         (None, requested) => requested,
     };
+    caller.authorize_granting(body.rights.as_deref().unwrap_or_default())?;
     let new = NewKey {
         tenant: principal.tenant,
         user,
@@ -223,6 +224,7 @@ pub async fn rotate(
     JsonBody(body): JsonBody<Rotation>,
 ) -> ApiResult<(StatusCode, Json<KeyView>)> {
     let key = find(&app, &caller, &path).await?;
+    caller.authorize_granting(&key.rights)?;
     let grace = body.grace.unwrap_or(HumanDuration::of(std::time::Duration::from_secs(3600)));
     let Some(grace) = grace.duration() else {
         return Err(ApiError::invalid("grace", "`grace` must be finite, such as 24h"));

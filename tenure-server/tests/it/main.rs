@@ -5,6 +5,7 @@ mod access;
 mod attack;
 mod audit;
 mod auth;
+mod backup;
 mod chat;
 mod cli;
 mod compact;
