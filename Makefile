@@ -31,11 +31,9 @@ test: ## formatting, then every test, with a PostgreSQL, a model, and Python and
 	scripts/python-env.sh pytest -q -p no:cacheprovider tenure-server/tests/python
 	scripts/with-postgres.sh scripts/with-chromium.sh scripts/node-env.sh scripts/clients-env.sh pytest -q tenure-server/tests/clients
 
-release: ## the optimised binary and its bill of materials (CycloneDX), in target/dist
-	cargo build --locked --release -p tenure-server
-	mkdir -p target/dist
-	cp target/release/tenure target/dist/tenure
-	scripts/sbom.py > target/dist/tenure.cdx.json
+release: ## the static binary, a Debian package, a container build context and a bill of materials, in target/dist
+	scripts/package.sh
+	scripts/check-release.sh
 
 chaos: ## three nodes killed, stopped and woken up for a minute, while the database is restarted
 	CHAOS_SECONDS=60 CHAOS_RUNS=800 scripts/with-postgres.sh cargo test --locked -p tenure-server --all-features --test it -- --nocapture nodes::

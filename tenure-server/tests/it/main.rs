@@ -22,6 +22,7 @@ mod metrics;
 mod nodes;
 mod openapi;
 mod outage;
+mod packaging;
 mod proxy;
 mod python;
 mod runs;
