@@ -78,7 +78,7 @@ impl Caller {
             return Ok(Self { tenant, user: requested_user, bound: false, rights, history: None, key: None, operator });
         }
         let key = find_key(headers, keys).await?;
-        tracing::Span::current().record("key", key.id.as_str());
+        tracing::Span::current().record("key", key.id.as_str()).record("tenant", key.tenant.as_str());
         if let (Some(bound), Some(requested_user)) = (&key.user, &requested_user)
             && bound != requested_user
         {

@@ -7,6 +7,7 @@ use super::patterns::match_patterns;
 use super::process_group::ProcessGroup;
 use super::text::{MAX_ANSWER_BYTES, clip, format_duration};
 use crate::config::{http_url, tools};
+use crate::http_client::{TRACE, trace_context};
 use crate::names::callable_name;
 use anyhow::Context;
 use rmcp::model::{CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ResourceContents};
@@ -21,6 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tenure::{Tool, ToolError, ToolOutput, policy::McpSource, run::ToolInvocation};
+use tracing::Instrument;
 
 /// Timeout for starting a server; some are downloaded first.
 const TIME_TO_START: Duration = Duration::from_secs(60);
@@ -118,8 +120,14 @@ impl McpServer {
     pub async fn call(&self, call: &ToolInvocation) -> Option<Result<ToolOutput, ToolError>> {
         let tools = self.list_tools().await.ok()?;
         let name = tools.iter().find(|k| k.tool.name == call.tool)?.name.clone();
-        let params = CallToolRequestParams::new(name).with_arguments(call.arguments.clone());
-        Some(self.ask(params).await)
+        let span = tracing::info_span!(
+            target: TRACE, "tool_request", otel.name = format!("tools/call {name}"), otel.kind = "client",
+        );
+        let mut params = CallToolRequestParams::new(name).with_arguments(call.arguments.clone());
+        for (name, value) in trace_context(&span) {
+            params.meta.get_or_insert_default().0.0.insert(name, value.into());
+        }
+        Some(self.ask(params).instrument(span).await)
     }
 
     /// Returns why the list of tools could not be updated, or `None` if that succeeded.

@@ -224,3 +224,68 @@ async fn traces_are_continued() {
     let request = spans.iter().find(|s| s["traceId"] == trace_id && s["name"] == "POST /v1/chat/completions").unwrap();
     assert_eq!(request["parentSpanId"], "00f067aa0ba902b7");
 }
+
+/// A server of the Model Context Protocol with one tool, which returns the metadata of its call.
+const MCP_SERVER: &str = r#"
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    if "id" not in request:
+        continue
+    params, answer = request.get("params") or {}, {"jsonrpc": "2.0", "id": request["id"]}
+    if request["method"] == "initialize":
+        answer["result"] = {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}},
+                            "serverInfo": {"name": "meta", "version": "1"}}
+    elif request["method"] == "tools/list":
+        answer["result"] = {"tools": [{"name": "meta", "inputSchema": {"type": "object"}}]}
+    elif request["method"] == "tools/call":
+        open("meta.json", "w").write(json.dumps(params.get("_meta")))
+        answer["result"] = {"content": [{"type": "text", "text": "ok"}]}
+    else:
+        answer["error"] = {"code": -32601, "message": "no such method"}
+    print(json.dumps(answer), flush=True)
+"#;
+
+/// Tools get the trace of the request that calls them, HTTP tools in a header, MCP servers in `_meta`; each call has a
+/// span.
+#[tokio::test(flavor = "multi_thread")]
+async fn traces_are_continued_in_tools() {
+    let collector = Arc::new(Collector::default());
+    let seen: Arc<Mutex<Vec<String>>> = Arc::default();
+    let headers = seen.clone();
+    let tool = async move |request: axum::http::HeaderMap| {
+        headers.lock().unwrap().push(request["traceparent"].to_str().unwrap().to_owned());
+        "sunny"
+    };
+    let routes = Router::new()
+        .route("/v1/traces", axum::routing::post(collect))
+        .with_state(collector.clone())
+        .route("/tool", axum::routing::post(tool));
+    let url = serve(routes).await;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("server.py"), MCP_SERVER).unwrap();
+    let tools = json!([
+        {"http": {"name": "weather", "description": "", "url": format!("{url}/tool"), "parameters": {"type": "object"}}},
+        {"mcp": {"command": "python3", "args": ["server.py"]}},
+    ]);
+    let config =
+        format!("store: 'memory:'\ntelemetry: {{otlp: '{url}'}}\nassistants: [{{name: clerk, tools: {tools}}}]");
+    let server = ServerProcess::start(dir.path(), &config);
+    let trace_id = "4bf92f3577b34da6a3ce929d0e0e4736";
+    for (session, tool) in [("s-1", "weather"), ("s-2", "meta")] {
+        let mut body = chat_request(session, &format!("CALL {tool} {{}}"));
+        body["model"] = json!("clerk");
+        let request = server.request("POST", "/v1/chat/completions").json(&body);
+        let answer = send(request.header("traceparent", format!("00-{trace_id}-00f067aa0ba902b7-01"))).await;
+        assert_eq!(answer.0, 200, "{answer:?}");
+    }
+    let logs = server.stop();
+    assert_eq!(seen.lock().unwrap().len(), 1, "{logs}");
+    assert!(seen.lock().unwrap()[0].starts_with(&format!("00-{trace_id}-")), "{seen:?}");
+    let meta: Value = serde_json::from_slice(&std::fs::read(dir.path().join("meta.json")).unwrap()).unwrap();
+    assert!(meta["traceparent"].as_str().unwrap().starts_with(&format!("00-{trace_id}-")), "{meta}");
+    let text = serde_json::to_string(&*collector.0.lock().unwrap()).unwrap();
+    for name in ["execute_tool weather", "execute_tool meta", "POST weather", "tools/call meta"] {
+        assert!(text.contains(name), "{name}");
+    }
+}

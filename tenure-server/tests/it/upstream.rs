@@ -304,3 +304,17 @@ async fn an_answer_that_is_too_large() {
     assert_eq!(reply.headers["x-should-retry"], "false");
     assert_failed_run(&test, &[]).await;
 }
+
+/// On a system without certificates of authorities, as in an empty container, the server starts and `http://` works.
+#[tokio::test(flavor = "multi_thread")]
+async fn http_works_without_system_certificates() {
+    let model = crate::support::ScriptedModelServer::default();
+    let base = model.start().await;
+    let dir = tempfile::tempdir().unwrap();
+    let config = format!("store: 'memory:'\nmodels: [{{name: m, base_url: '{base}'}}]");
+    let env = [("SSL_CERT_FILE", "/nonexistent/file"), ("SSL_CERT_DIR", "/nonexistent")];
+    let server = crate::support::ServerProcess::start_with(dir.path(), &config, &env);
+    assert_eq!(server.chat("a", "hello").await.0, 200);
+    let logs = server.stop();
+    assert!(logs.contains("https cannot be used"), "{logs}");
+}
