@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks what `make release` built: the binary runs in an empty root (as root: with chroot), the package installs its files.
+# Checks what `make release` built: the package has its files, and the binary runs in a root that contains nothing but
+# /dev/urandom (only root can try that, with chroot).
 set -euo pipefail
 cd "$(dirname "$0")/../target/dist"
 
@@ -21,13 +22,16 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 root="$(mktemp -d)"
 trap 'kill "$server" 2> /dev/null || true; rm -rf "$root"' EXIT
-mkdir "$root/data"
+mkdir "$root/data" "$root/dev"
+mknod "$root/dev/random" c 1 8
+mknod "$root/dev/urandom" c 1 9
 cp tenure "$root/tenure"
 in_root() { chroot "$root" /tenure --config /data/tenure.yaml "$@"; }
 echo 'listen: 127.0.0.1:18787' > "$root/data/tenure.yaml"
 echo 'store: sqlite:/data/tenure.db' >> "$root/data/tenure.yaml"
 in_root --version
-in_root serve > "$root/log" 2>&1 &
+# Not with the function, which would be a shell of its own: the signal below is for the server.
+chroot "$root" /tenure --config /data/tenure.yaml serve > "$root/log" 2>&1 &
 server=$!
 for _ in $(seq 50); do
     in_root healthcheck > /dev/null 2>&1 && break

@@ -1,15 +1,22 @@
 #!/usr/bin/env bash
 # Builds the static binary, a Debian package and a container build context in target/dist.
+#
+#   scripts/package.sh [BINARY]    # BINARY: a static binary that was built before
 set -euo pipefail
+binary="${1:+$(realpath "$1")}"
 cd "$(dirname "$0")/.."
 
 target="$(rustc -vV | sed -n 's/^host: //p')"
-# `--target` keeps build scripts and procedural macros dynamic, which they must be.
-RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=+crt-static" cargo build --locked --release --target "$target" -p tenure-server
+if [ -z "$binary" ]; then
+    # `--target` keeps build scripts and procedural macros dynamic, which they must be.
+    RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=+crt-static" \
+        cargo build --locked --release --target "$target" -p tenure-server
+    binary="target/$target/release/tenure"
+fi
 dist=target/dist
 rm -rf "$dist"
 mkdir -p "$dist"
-install -m 0755 "target/$target/release/tenure" "$dist/tenure"
+install -m 0755 "$binary" "$dist/tenure"
 scripts/sbom.py > "$dist/tenure.cdx.json"
 
 # A static binary has no interpreter and no shared libraries.
