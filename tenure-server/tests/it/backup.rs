@@ -43,7 +43,7 @@ async fn backed_up_and_restored(store: &str, through_server: bool, target: &str)
         send(restored.request("POST", "/v1/chat/completions").json(&chat_request("b", "again"))).await;
     assert_eq!(
         (status, &answer["choices"][0]["message"]["content"]),
-        (200, &json!("You said: again. I see 3 messages."))
+        (200, &json!("You said: again I see 3 messages."))
     );
     let (_, found) = restored.get("/memories").await;
     assert!(found.to_string().contains("likes tea"), "{found}");

@@ -77,7 +77,7 @@ async fn logs_for_programs_are_json() {
 /// The log line of a request names its tenant, user, key, session and run; that of an unknown route its path; and those
 /// of probes are at `debug`.
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_are_logged_with_who_sent_them() {
+async fn requests_are_logged_with_their_caller() {
     let dir = tempfile::tempdir().unwrap();
     let config = "store: 'sqlite:t.db'\ntelemetry: {log_format: json}";
     let secret = "0123456789abcdef0123456789abcdef";

@@ -83,18 +83,18 @@ pub async fn a_snapshot_shows_one_point_in_time(Fixture { store, .. }: Fixture) 
     let mut log = SessionLog::new("s");
     log.push_message("before").save(&*store).await;
     let head = log.head();
-    let place = namespace(Owner::Tenant, "keys");
-    store.put(&place, &item("old", 1), None).await.unwrap();
+    let keys = namespace(Owner::Tenant, "keys");
+    store.put(&keys, &item("old", 1), None).await.unwrap();
     let snapshot = snapshots.snapshot().await.unwrap();
     log.push_message("after").save(&*store).await;
     SessionLog::new("t").save(&*store).await;
-    store.put(&place, &item("old", 2), None).await.unwrap();
-    store.put(&place, &item("new", 2), None).await.unwrap();
+    store.put(&keys, &item("old", 2), None).await.unwrap();
+    store.put(&keys, &item("new", 2), None).await.unwrap();
     assert_eq!(all_heads(&*snapshot).await, [head]);
     assert_eq!(snapshot.records(&log.key, &RecordRange::after(0)).await.unwrap().len(), 2);
-    assert_eq!(all_items(&*snapshot).await, [(place.clone(), item("old", 1))]);
-    store.remove(&place, "old").await.unwrap();
-    assert_eq!(all_items(&*snapshot).await, [(place, item("old", 1))]);
+    assert_eq!(all_items(&*snapshot).await, [(keys.clone(), item("old", 1))]);
+    store.remove(&keys, "old").await.unwrap();
+    assert_eq!(all_items(&*snapshot).await, [(keys, item("old", 1))]);
     drop(snapshot);
     assert_eq!(all_heads(&*snapshots.snapshot().await.unwrap()).await.len(), 2);
 }

@@ -163,9 +163,9 @@ async fn damage_is_detected() {
     let (file, _) = back_up(&test.tenure, dir.path()).await.unwrap();
     let intact = fs::read(&file).unwrap();
     let damaged = dir.path().join("damaged");
-    let check = |bytes: &[u8], what: &str| {
+    let check = |bytes: &[u8], damage: &str| {
         fs::write(&damaged, bytes).unwrap();
-        assert!(verify_backup(&damaged, |_| ()).is_err(), "{what} is not detected");
+        assert!(verify_backup(&damaged, |_| ()).is_err(), "{damage} is not detected");
     };
     for position in (0..intact.len()).step_by(intact.len() / 300) {
         let mut bytes = intact.clone();
