@@ -1,9 +1,12 @@
 //! The command line: argument parsing and dispatch. Commands use the HTTP routes, in process or over the network
 //! (D-098).
 
+mod assistants;
 mod audit;
 mod backup;
+mod changes;
 mod chat;
+mod check;
 mod client;
 mod doctor;
 mod healthcheck;
@@ -14,19 +17,23 @@ mod models;
 mod output;
 mod reviews;
 mod runs;
+mod schedules;
 mod search;
 mod sessions;
 mod target;
 mod terminal;
 mod transfer;
+mod users;
 
-use crate::config::Config;
+use crate::config::{BUILT_IN_MODEL, Config};
 use crate::serve;
 use crate::signals;
 use anyhow::bail;
 use clap::{CommandFactory, Parser, Subcommand};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use target::TargetArgs;
+use tenure::store::redacted;
 
 /// The example configuration, which shows every setting with its default.
 const EXAMPLE: &str = include_str!("../../tenure.example.yaml");
@@ -75,6 +82,22 @@ enum Command {
         #[command(subcommand)]
         command: reviews::ReviewsCommand,
     },
+    /// List and show assistants
+    Assistants {
+        /// JSON, for programs
+        #[arg(long, global = true)]
+        json: bool,
+        #[command(subcommand)]
+        command: assistants::AssistantsCommand,
+    },
+    /// List scheduled runs and when they are due
+    Schedules {
+        /// JSON, for programs
+        #[arg(long, global = true)]
+        json: bool,
+        #[command(subcommand)]
+        command: schedules::SchedulesCommand,
+    },
     /// Show the decisions of people and verify their hash chain
     Audit(audit::AuditArgs),
     /// List, search, add and remove memories
@@ -103,6 +126,14 @@ enum Command {
         #[command(subcommand)]
         command: keys::KeysCommand,
     },
+    /// Erase all data of a user
+    Users {
+        /// JSON, for programs
+        #[arg(long, global = true)]
+        json: bool,
+        #[command(subcommand)]
+        command: users::UsersCommand,
+    },
     /// Download and list the local embedding model
     Models {
         /// JSON, for programs
@@ -116,6 +147,12 @@ enum Command {
         /// Print everything that can be set, with its default
         #[arg(long)]
         example: bool,
+        /// Try it: connect to the store, the models and the tools; exit code 1 if anything fails
+        #[arg(long, conflicts_with = "example")]
+        check: bool,
+        /// JSON, for programs
+        #[arg(long, requires = "check")]
+        json: bool,
     },
     /// Check the store: gaps, corruption, missing media, forks without their parent
     Doctor {
@@ -155,11 +192,15 @@ impl Cli {
                 if target.server.is_some() {
                     bail!("`tenure serve` starts a server; omit --server, or use another command");
                 }
-                serve(move || target.load(&[("listen", listen.clone())])).await?;
+                let file = Config::file(target.config.as_deref());
+                serve(file, move || target.load(&[("listen", listen.clone())])).await?;
             }
             Command::Sessions { command, json } => return command.run(&target, json).await,
             Command::Runs { command, json } => return command.run(&target, json).await,
             Command::Reviews { command, json } => return command.run(&target, json).await,
+            Command::Assistants { command, json } => command.run(&target, json).await?,
+            Command::Schedules { command, json } => command.run(&target, json).await?,
+            Command::Users { command, json } => command.run(&target, json).await?,
             Command::Audit(audit) => return audit.run(&target).await,
             Command::Memories { command, json } => return command.run(&target, json).await,
             Command::Dream(dream) => return dream.run(&target).await,
@@ -167,8 +208,9 @@ impl Cli {
             Command::Sweep { json } => return maintenance::sweep(&target, json).await,
             Command::Keys { command, json } => command.run(&target, json).await?,
             Command::Models { command, json } => command.run(&target, json).await?,
-            Command::Config { example: true } => output::print(EXAMPLE)?,
-            Command::Config { example: false } => output::print(target.load(&[])?.to_redacted_yaml()?)?,
+            Command::Config { check: true, json, .. } => return check::run(&target, json).await,
+            Command::Config { example: true, .. } => output::print(EXAMPLE)?,
+            Command::Config { .. } => output::print(target.load(&[])?.to_redacted_yaml()?)?,
             Command::Doctor { repair, json } => return doctor::run(&target, repair, json).await,
             Command::Backup(args) => args.run(&target).await?,
             Command::Restore(args) => args.run(&target).await?,
@@ -184,7 +226,7 @@ impl Cli {
     }
 }
 
-async fn serve(load: impl Fn() -> anyhow::Result<Config>) -> anyhow::Result<()> {
+async fn serve(file: Option<PathBuf>, load: impl Fn() -> anyhow::Result<Config>) -> anyhow::Result<()> {
     let hangups = signals::hangups()?;
     let config = load()?;
     let (_traces, log) = crate::observability::telemetry::install(&config.telemetry)?;
@@ -196,6 +238,7 @@ async fn serve(load: impl Fn() -> anyhow::Result<Config>) -> anyhow::Result<()> 
     let stop = signals::shutdown_signal();
     let first = signals::shutdown_signal();
     println!("listening on http://{address}");
+    println!("{}", summary(&app.config, file.as_deref(), app.keys.are_required().await?));
     println!("try:  curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' \\");
     println!(
         "        -d '{{\"session_id\": \"hello\", \"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}]}}'"
@@ -212,9 +255,29 @@ async fn serve(load: impl Fn() -> anyhow::Result<Config>) -> anyhow::Result<()> 
     }
 }
 
+/// Describes what the server uses, in one line without secrets.
+fn summary(config: &Config, file: Option<&Path>, keys_required: bool) -> String {
+    let store = redacted(&config.store);
+    let file = file.map_or_else(|| "no configuration file".to_owned(), |f| format!("configuration {}", f.display()));
+    let models: Vec<&str> = config.models.iter().map(|m| m.name.as_str()).collect();
+    let models = if models.is_empty() { format!("{BUILT_IN_MODEL} (built-in)") } else { models.join(", ") };
+    let keys = if keys_required { "keys are required" } else { "keys are not required" };
+    format!("store {store}; {file}; models: {models}; {keys}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_summary_shows_no_secrets() {
+        let yaml = "store: postgres://me:hush@db/x\nmodels: [{name: a, base_url: 'http://u:hush@x/v1', api_key: hush}]";
+        let line = summary(&Config::parse(yaml).unwrap(), Some(Path::new("a.yaml")), true);
+        assert_eq!(line, "store postgres://me:***@db/x; configuration a.yaml; models: a; keys are required");
+        let line = summary(&Config::default(), None, false);
+        let want = "store sqlite:tenure.db; no configuration file; models: rehearsal (built-in); keys are not required";
+        assert_eq!(line, want);
+    }
 
     #[test]
     fn the_commands_are_sound() {

@@ -9,6 +9,7 @@ mod caller;
 pub mod chat;
 pub mod checkpoints;
 pub mod compact;
+pub mod docs;
 mod errors;
 pub mod extract;
 pub mod keys;

@@ -6,8 +6,8 @@ use crate::auth::rate_limit::{self, ResponseHeaders};
 use crate::error::ApiError;
 use crate::headers::{header_hint, header_text};
 use crate::http::{
-    assistants, audit, backup, chat, checkpoints, compact, keys, memories, messages, models, operations, reviews, runs,
-    schedules, search, sessions, sessions_v1, threads, transfer, users,
+    assistants, audit, backup, chat, checkpoints, compact, docs, keys, memories, messages, models, operations, reviews,
+    runs, schedules, search, sessions, sessions_v1, threads, transfer, users,
 };
 use crate::observability::telemetry;
 use axum::Router;
@@ -102,16 +102,40 @@ fn route_table() -> OpenApiRouter<AppState> {
 
 /// The OpenAPI document, generated from the route table.
 pub fn openapi() -> utoipa::openapi::OpenApi {
-    route_table().split_for_parts().1
+    with_optional_bodies(route_table().split_for_parts().1)
+}
+
+/// Marks request bodies as optional whose fields are all optional: a request without one counts as `{}`.
+fn with_optional_bodies(mut document: utoipa::openapi::OpenApi) -> utoipa::openapi::OpenApi {
+    use utoipa::openapi::{RefOr, Required, Schema};
+    let schemas = document.components.as_ref().map(|c| c.schemas.clone()).unwrap_or_default();
+    let has_no_required_field = |location: &str| {
+        let name = location.rsplit('/').next().unwrap_or_default();
+        matches!(schemas.get(name), Some(RefOr::T(Schema::Object(object))) if object.required.is_empty())
+    };
+    for item in document.paths.paths.values_mut() {
+        let operations = [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete];
+        for operation in operations.into_iter().flatten() {
+            let Some(RefOr::T(body)) = &mut operation.request_body else { continue };
+            if let Some(RefOr::T(content)) = body.content.get("application/json")
+                && let Some(RefOr::Ref(reference)) = &content.schema
+                && has_no_required_field(&reference.ref_location)
+            {
+                body.required = Some(Required::False);
+            }
+        }
+    }
+    document
 }
 
 /// Builds the HTTP service: all routes with their middleware. `observe` is outermost, so that rejected and CORS
 /// requests are logged and counted as well.
 pub fn router(app: AppState) -> Router {
     let (router, document) = route_table().split_for_parts();
+    let document = with_optional_bodies(document);
     let cors = cors(&app.config.cors.origins);
     let mut router = router
-        .merge(operations::pages(document))
+        .merge(docs::pages(document))
         .fallback(|| async { ApiError::not_found("no such route; GET /openapi.json lists all routes") })
         .method_not_allowed_fallback(|| async {
             ApiError::new(
@@ -130,8 +154,9 @@ pub fn router(app: AppState) -> Router {
 fn cors(origins: &[String]) -> Option<CorsLayer> {
     let origins: Vec<HeaderValue> = origins.iter().filter_map(|o| o.parse().ok()).collect();
     let methods = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
-    let own_headers = ["x-session-id", "x-run-id", "x-request-id", "x-should-retry", transfer::SKIPPED_HEADER];
-    let exposed = own_headers.into_iter().chain(rate_limit::HEADERS).map(HeaderName::from_static);
+    let own_headers = ["x-session-id", "x-run-id", "x-request-id", "x-should-retry"];
+    let own_headers = own_headers.into_iter().chain([transfer::SKIPPED_HEADER, chat::WARNING_HEADER]);
+    let exposed = own_headers.chain(rate_limit::HEADERS).map(HeaderName::from_static);
     (!origins.is_empty()).then(|| {
         CorsLayer::new()
             .allow_origin(AllowOrigin::list(origins))

@@ -109,6 +109,14 @@ fn shared_state_is_constructed_once() {
     report(&complaints.collect::<Vec<_>>());
 }
 
+/// Tests wait for events and conditions, never for time to pass: see [`sleeps`].
+#[test]
+fn tests_do_not_sleep_to_wait_for_something() {
+    let files = in_all_crates("tests/it");
+    assert!(files.len() > 50, "the tests are in tests/it");
+    report(&files.iter().flat_map(|path| sleeps(&name(path), &read(path))).collect::<Vec<_>>());
+}
+
 #[test]
 fn every_conformance_test_is_run() {
     let list = package().join("src/conformance.rs");
@@ -282,6 +290,30 @@ fn constructed_once(constructor: &str, sources: &[(String, String)]) -> Vec<Stri
     vec![format!("{constructor}…) is called once, when the server is built; found: {constructions:?}")]
 }
 
+/// What a sleep in a test may be, as the comment at its line or the line before must say.
+const SLEEPS: [&str; 3] = ["polling interval", "pacing", "observation window"];
+
+/// A test that sleeps until something has happened is slow, or fails on a slow machine.
+fn sleeps(name: &str, text: &str) -> Vec<String> {
+    let all: Vec<(usize, &str)> = lines(text).collect();
+    let mut complaints = Vec::new();
+    for (number, line) in
+        code(text).filter(|(_, line)| line.contains("time::sleep(") || line.contains("thread::sleep("))
+    {
+        let before = all.get(number.wrapping_sub(2)).map_or("", |(_, line)| line).trim();
+        let comment = all[number - 1].1[line.len()..].to_owned() + if before.starts_with("//") { before } else { "" };
+        // Code in a string, which another program executes.
+        let is_quoted = line.matches('"').count() > 0;
+        if !is_quoted && !SLEEPS.iter().any(|reason| comment.to_lowercase().contains(reason)) {
+            complaints.push(format!(
+                "{name}:{number}: wait for the event, or poll with `wait_until`; a sleep is only for {}, as its comment says",
+                SLEEPS.join(", ")
+            ));
+        }
+    }
+    complaints
+}
+
 /// A conformance case is a public function that takes a fixture.
 fn conformance(name: &str, text: &str, list: &str) -> Vec<String> {
     let mut complaints = Vec::new();
@@ -419,6 +451,14 @@ mod rules {
             Some("a.rs:2: `Store` is not allowed here"),
             "a complaint names file, line and word"
         );
+    }
+
+    #[test]
+    fn sleeps_complain() {
+        let bad = "tokio::time::sleep(x).await;\nstd::thread::sleep(x); // lets it finish\n";
+        assert_eq!(at(&sleeps("a.rs", bad)), [1, 2]);
+        let good = "tokio::time::sleep(x).await; // polling interval\n// Pacing: a client.\nthread::sleep(x);\nlet s = \"time.sleep(9)\";";
+        assert_eq!(at(&sleeps("a.rs", good)), []);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `tenure audit`: shows or exports the audit trail of review decisions and verifies its hash chain.
 
-use super::client::with_query;
+use super::client::{ApiClient, with_query};
 use super::output::{self, age, brief, clean, field, line, note, print};
 use super::target::{Needs, TargetArgs};
 use axum::http::Method;
@@ -15,7 +15,7 @@ use std::process::ExitCode;
 pub struct AuditArgs {
     /// The session; without one, the decisions of all sessions of the tenant are exported
     session: Option<String>,
-    /// Made at or after this time, as 2026-01-31T12:00:00Z
+    /// Made at or after this time, as 2026-01-31 (midnight UTC) or 2026-01-31T12:00:00Z
     #[arg(long, value_name = "TIME", conflicts_with = "session")]
     from: Option<String>,
     /// Made before this time
@@ -55,21 +55,26 @@ impl AuditArgs {
             out.flush()?;
             return Ok(ExitCode::SUCCESS);
         };
-        let id = client.resolve(session).await?;
-        let text = client.send(Method::GET, &format!("/sessions/{id}/audit"), None).await?.text().await?;
-        let trail: Value = serde_json::from_str(&text)?;
-        let verified = trail["verified"] == true;
-        if self.json {
-            line(text)?;
-        } else {
-            print(decisions_table(trail["decisions"].as_array().map_or(&[], |d| d)))?;
-            if !verified {
-                let broken = &trail["broken"];
-                note(clean(&format!("the hash chain is broken at record {}: {}", broken["seq"], field(broken, "why"))));
-            }
-        }
-        Ok(if verified { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        self::session(&client, session, self.json).await
     }
+}
+
+/// Shows the decisions in one session. A broken hash chain is exit code 1.
+pub async fn session(client: &ApiClient, id_part: &str, json: bool) -> anyhow::Result<ExitCode> {
+    let id = client.resolve(id_part).await?;
+    let text = client.send(Method::GET, &format!("/sessions/{id}/audit"), None).await?.text().await?;
+    let trail: Value = serde_json::from_str(&text)?;
+    let verified = trail["verified"] == true;
+    if json {
+        line(text)?;
+    } else {
+        print(decisions_table(trail["decisions"].as_array().map_or(&[], |d| d)))?;
+        if !verified {
+            let broken = &trail["broken"];
+            note(clean(&format!("the hash chain is broken at record {}: {}", broken["seq"], field(broken, "why"))));
+        }
+    }
+    Ok(if verified { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn decisions_table(decisions: &[Value]) -> String {

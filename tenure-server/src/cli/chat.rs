@@ -1,8 +1,9 @@
 //! `tenure chat`: an interactive chat in a session.
 
+use super::changes::{rewound_text, undo_turns};
 use super::client::{ApiClient, ApiRefusal, PageStream};
 use super::output::{self, clean, field, line, note, print, short};
-use super::sessions::{checkpoints_table, compacted_text, fork_at, parse_position, rewound_text, sessions_table};
+use super::sessions::{checkpoints_table, compacted_text, fork_at, parse_position, sessions_table};
 use super::target::{Needs, TargetArgs};
 use super::terminal::{LineInput, TerminalEvent};
 use crate::error::with_causes;
@@ -19,6 +20,7 @@ use tenure::{
 
 const HELP: &str = "\
 /fork [POSITION]   fork this session and continue in the fork
+/undo [N]          undo the last N turns (1)
 /rewind POSITION   rewind to a number of messages, turn:N, or a checkpoint
 /checkpoints       list the checkpoints
 /checkpoint LABEL  create a checkpoint at the end
@@ -36,8 +38,14 @@ A line that ends with \\ is continued on the next line. //text sends /text. Ctrl
 /// The session, model and assistant of the chat.
 #[derive(Debug, Args)]
 pub struct ChatArgs {
-    /// The session; created if omitted or unknown
+    /// The session; a new one if omitted. At a terminal, an unknown id is created only after a question
     session: Option<String>,
+    /// The same as the argument
+    #[arg(long = "session", value_name = "ID", conflicts_with = "session")]
+    session_option: Option<String>,
+    /// Create an unknown session without asking
+    #[arg(long)]
+    new: bool,
     /// The model
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
@@ -73,6 +81,8 @@ enum SlashCommand<'a> {
     Model(&'a str),
     /// Forks at a position. `None` means the end.
     Fork(Option<&'a str>),
+    /// Rewinds to before this many of the last turns.
+    Undo(u64),
     /// Rewinds to a position, in the form the route takes.
     Rewind(Value),
     Checkpoints,
@@ -100,6 +110,7 @@ impl<'a> SlashCommand<'a> {
             "switch" => Self::Switch(needs("the id of a session")?),
             "model" => argument.map_or(Self::Models, Self::Model),
             "fork" => Self::Fork(argument),
+            "undo" => Self::Undo(number("a number of turns")?.unwrap_or(1).max(1) as u64),
             "rewind" => Self::Rewind(parse_position(needs("a place: a number of messages, turn:N, or a checkpoint")?)?),
             "checkpoints" => Self::Checkpoints,
             "checkpoint" => Self::Checkpoint(argument),
@@ -124,11 +135,15 @@ impl ChatArgs {
     /// Runs the chat until the end of the input or `/quit`.
     pub async fn run(self, target: &TargetArgs) -> anyhow::Result<()> {
         let client = target.client(Needs::Models).await?;
-        let id = match &self.session {
+        let named = self.session.or(self.session_option);
+        let id = match &named {
             Some(id_part) => client.resolve(id_part).await?,
             None => SessionId::generate(),
         };
-        let recent = if self.session.is_some() { recent(&client, &id, 100).await? } else { None };
+        let recent = if named.is_some() { recent(&client, &id, 100).await? } else { None };
+        if named.is_some() && recent.is_none() && !self.new && super::terminal::is_interactive() {
+            confirm_new_session(&client, &id).await?;
+        }
         let user_text = |m: &Value| (field(&m["message"], "role") == "user").then(|| output::text(&m["message"]));
         let history = recent.iter().flatten().filter_map(user_text).collect();
         let input = LineInput::open(history);
@@ -139,6 +154,17 @@ impl ChatArgs {
         chat.greet(recent.as_deref())?;
         chat.run_loop().await
     }
+}
+
+/// Asks whether to create a session with an unknown id, which may be mistyped, and names similar ones. An answer
+/// other than yes is an error.
+async fn confirm_new_session(client: &ApiClient, id: &SessionId) -> anyhow::Result<()> {
+    let similar = client.similar_ids(id.as_str()).await?;
+    let hint = if similar.is_empty() { String::new() } else { format!("; did you mean {}?", similar.join(" or ")) };
+    if !super::terminal::confirm(&clean(&format!("there is no session {id}{hint}\ncreate a new session {id}?")))? {
+        bail!("no session was created; `tenure sessions list` lists them, --new creates one without asking");
+    }
+    Ok(())
 }
 
 /// Reads the last `count` messages. Returns `None` if there is no such session.
@@ -291,6 +317,10 @@ impl ChatSession {
                 self.model = Some(name.to_owned());
             }
             SlashCommand::Fork(position) => self.fork(position).await?,
+            SlashCommand::Undo(turns) => {
+                let rewound = undo_turns(&self.client, self.id.as_str(), turns).await?;
+                line(rewound_text(self.id.as_str(), &rewound))?;
+            }
             SlashCommand::Rewind(position) => self.rewind(position).await?,
             SlashCommand::Checkpoints => self.checkpoints().await?,
             SlashCommand::Checkpoint(label) => self.checkpoint(label).await?,
@@ -306,7 +336,8 @@ impl ChatSession {
     }
 
     async fn sessions(&self) -> anyhow::Result<()> {
-        let (sessions, _) = PageStream::new(&self.client, "/sessions", &[], 20).all().await?;
+        let (sessions, _) =
+            PageStream::new(&self.client, "/sessions", &[("include", "display_title")], 20).all().await?;
         Ok(print(sessions_table(&sessions, false))?)
     }
 

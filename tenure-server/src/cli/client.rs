@@ -19,6 +19,9 @@ use tower::ServiceExt;
 /// Maximum number of sessions scanned to resolve an abbreviated id.
 const MAX_SCANNED: usize = 1000;
 
+/// Minimum similarity of a suggested id, from 0 (nothing in common) to 1 (equal).
+const MIN_SIMILARITY: f64 = 0.6;
+
 /// A client of the HTTP routes. Responses are the same in process and over the network.
 #[derive(Debug)]
 pub struct ApiClient {
@@ -98,7 +101,7 @@ impl ApiClient {
 
     /// Creates a client of a running server.
     pub fn remote(server: &str, key: Option<String>, user: Option<User>) -> anyhow::Result<Self> {
-        let base = server.trim_end_matches('/').to_owned();
+        let base = with_scheme(server.trim_end_matches('/'));
         let url = reqwest::Url::parse(&base).map_err(|e| anyhow!("{base:?} is not the URL of a server: {e}"))?;
         if !["http", "https"].contains(&url.scheme()) {
             bail!("the URL of a server begins with http:// or https://, as http://127.0.0.1:8787");
@@ -109,9 +112,25 @@ impl ApiClient {
 
     /// Sends a request. Any status other than success is returned as an `ApiRefusal` error.
     pub async fn send(&self, method: Method, path: &str, body: Option<String>) -> anyhow::Result<ClientResponse> {
+        self.send_if(method, path, body, None).await
+    }
+
+    /// Sends a request that is refused if the session has changed: `seq` is the sequence number of its last record,
+    /// as it was read. `None` means unconditional.
+    pub async fn send_if(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<String>,
+        seq: Option<u64>,
+    ) -> anyhow::Result<ClientResponse> {
+        let if_match = seq.map(|seq| format!("\"{seq}\""));
         let (status, response) = match &self.transport {
             ClientTransport::Local(router, access) => {
                 let mut request = Request::builder().method(method).uri(path).extension(access.clone());
+                if let Some(tag) = &if_match {
+                    request = request.header(header::IF_MATCH, tag);
+                }
                 if body.is_some() {
                     request = request.header(header::CONTENT_TYPE, "application/json");
                 }
@@ -126,6 +145,9 @@ impl ApiClient {
             }
             ClientTransport::Remote { http, base, key } => {
                 let mut request = http.request(method, format!("{base}{path}"));
+                if let Some(tag) = &if_match {
+                    request = request.header(header::IF_MATCH, tag);
+                }
                 if let Some(body) = body {
                     request = request.header(header::CONTENT_TYPE, "application/json").body(body);
                 }
@@ -157,6 +179,22 @@ impl ApiClient {
     /// Returns true if this process has opened the store itself, instead of calling a server.
     pub fn is_store(&self) -> bool {
         matches!(self.transport, ClientTransport::Local(..))
+    }
+
+    /// Returns the ids of live sessions that resemble an unknown one, the most similar first, at most three. Of
+    /// many sessions, only the most recently active ones are considered.
+    pub async fn similar_ids(&self, unknown: &str) -> anyhow::Result<Vec<String>> {
+        let mut similar: Vec<(f64, String)> = Vec::new();
+        let mut pages = PageStream::new(self, "/sessions", &[], MAX_SCANNED);
+        while let Some(session) = pages.next().await? {
+            let id = session["id"].as_str().unwrap_or_default();
+            let similarity = similarity(unknown, id);
+            if similarity >= MIN_SIMILARITY {
+                similar.push((similarity, id.to_owned()));
+            }
+        }
+        similar.sort_by(|a, b| b.0.total_cmp(&a.0));
+        Ok(similar.into_iter().take(3).map(|(_, id)| id).collect())
     }
 
     /// Sends a GET request and deserializes the response.
@@ -196,6 +234,31 @@ impl ApiClient {
             many => bail!("{id_part} is ambiguous: {}; use a longer part of the id", many.join(", ")),
         }
     }
+}
+
+/// The similarity of two ids, ignoring case: by the number of edits from one to the other. An id that begins with
+/// the other one is similar too.
+fn similarity(a: &str, b: &str) -> f64 {
+    let (a, b) = (a.to_lowercase(), b.to_lowercase());
+    let is_prefix = a.len().min(b.len()) >= 3 && (a.starts_with(&b) || b.starts_with(&a));
+    strsim::normalized_damerau_levenshtein(&a, &b).max(if is_prefix { MIN_SIMILARITY } else { 0.0 })
+}
+
+/// Completes the URL of a server: without a scheme it is http, on port 443 https.
+fn with_scheme(server: &str) -> String {
+    if server.contains("://") {
+        return server.to_owned();
+    }
+    let authority = server.split('/').next().unwrap_or_default();
+    let scheme = if authority.ends_with(":443") { "https" } else { "http" };
+    format!("{scheme}://{server}")
+}
+
+/// Appends a name to a path as one URL-encoded segment.
+pub fn with_segment(path: &str, name: &str) -> anyhow::Result<String> {
+    let mut url = reqwest::Url::parse(&format!("http://localhost{path}"))?;
+    url.path_segments_mut().map_err(|()| anyhow!("{path} is not a path"))?.push(name);
+    Ok(url.path().to_owned())
 }
 
 /// Returns true if the text can be a part of a generated id (a UUID).
@@ -308,6 +371,38 @@ mod tests {
         let pairs = [("title", "a&b=ü"), ("tag", "x y")];
         assert_eq!(with_query("/sessions", &pairs).unwrap(), "/sessions?title=a%26b%3D%C3%BC&tag=x+y");
         assert_eq!(with_query::<&str, &str>("/sessions", &[]).unwrap(), "/sessions");
+    }
+
+    #[test]
+    fn names_in_paths_are_escaped() {
+        assert_eq!(with_segment("/users", "a/b ü?").unwrap(), "/users/a%2Fb%20%C3%BC%3F");
+    }
+
+    #[test]
+    fn a_server_without_a_scheme_is_http_except_on_port_443() {
+        for (server, want) in [
+            ("localhost:8787", "http://localhost:8787"),
+            ("example.com", "http://example.com"),
+            ("example.com:443", "https://example.com:443"),
+            ("example.com:443/tenure", "https://example.com:443/tenure"),
+            ("[::1]:8787", "http://[::1]:8787"),
+            ("https://example.com", "https://example.com"),
+        ] {
+            assert_eq!(with_scheme(server), want);
+            ApiClient::remote(server, None, None).unwrap();
+        }
+        assert!(ApiClient::remote("ftp://example.com", None, None).is_err());
+    }
+
+    #[test]
+    fn mistyped_ids_are_similar() {
+        for (unknown, id) in [("trpi", "trip"), ("Trip", "trip"), ("trip", "trip-to-rome"), ("support42", "support-42")]
+        {
+            assert!(similarity(unknown, id) >= MIN_SIMILARITY, "{unknown} {id}");
+        }
+        for (unknown, id) in [("trip", "billing"), ("a", "b"), ("one", "two")] {
+            assert!(similarity(unknown, id) < MIN_SIMILARITY, "{unknown} {id}");
+        }
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! `tenure sessions`: lists, shows and changes sessions.
 
+use super::audit;
+use super::changes::{self, TitleChange, rewound_text};
 use super::client::{ApiClient, PageStream};
 use super::output::{self, age, brief, clean, field, line, note, print, short};
 use super::search::{self, SearchArgs};
@@ -86,6 +88,52 @@ pub enum SessionsCommand {
     },
     /// Search titles and messages
     Search(SearchArgs),
+    /// Undo the last turns: rewind to before the user's question
+    Undo {
+        /// The session
+        id: String,
+        /// Number of turns
+        #[arg(default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+        turns: u64,
+    },
+    /// Set the title of a session; without a text, print it
+    Title {
+        /// The session
+        id: String,
+        /// The title
+        #[arg(conflicts_with = "clear")]
+        text: Vec<String>,
+        /// Remove the title
+        #[arg(long)]
+        clear: bool,
+    },
+    /// Add and remove tags of a session; without any, print them
+    Tag {
+        /// The session
+        id: String,
+        /// The tags to add
+        tags: Vec<String>,
+        /// A tag to remove (repeatable)
+        #[arg(long, value_name = "TAG")]
+        remove: Vec<String>,
+    },
+    /// Pause sessions: they accept no messages until they are resumed
+    Pause {
+        /// The sessions
+        #[arg(required = true)]
+        ids: Vec<String>,
+    },
+    /// Resume paused sessions
+    Resume {
+        /// The sessions
+        #[arg(required = true)]
+        ids: Vec<String>,
+    },
+    /// Show the decisions of people in a session and verify their hash chain
+    Audit {
+        /// The session
+        id: String,
+    },
 }
 
 /// Which sessions to list.
@@ -109,7 +157,7 @@ pub struct ListSessions {
     /// With this text in their title
     #[arg(long, value_name = "TEXT")]
     title: Option<String>,
-    /// Created at or after this time (2026-01-31T00:00:00Z)
+    /// Created at or after this time, as 2026-01-31 (midnight UTC) or 2026-01-31T12:00:00Z
     #[arg(long, value_name = "TIME")]
     created_after: Option<String>,
     /// Created before this time
@@ -166,6 +214,15 @@ impl SessionsCommand {
             Self::Delete { ids, purge, yes } => delete(&client, &ids, purge, yes, json).await?,
             Self::Restore { ids } => restore(&client, &ids, json).await?,
             Self::Search(args) => search::run(&client, &args, json).await?,
+            Self::Undo { id, turns } => changes::undo(&client, &id, turns, json).await?,
+            Self::Title { id, text, clear } => {
+                let change = if clear { TitleChange::Clear } else { TitleChange::from_words(&text) };
+                changes::title(&client, &id, change, json).await?;
+            }
+            Self::Tag { id, tags, remove } => changes::tag(&client, &id, &tags, &remove, json).await?,
+            Self::Pause { ids } => changes::set_status(&client, &ids, "paused", json).await?,
+            Self::Resume { ids } => changes::set_status(&client, &ids, "active", json).await?,
+            Self::Audit { id } => return audit::session(&client, &id, json).await,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -189,6 +246,7 @@ async fn list(client: &ApiClient, args: &ListSessions, json: bool) -> anyhow::Re
         let (key, value) = pair.split_once('=').context("--metadata takes KEY=VALUE")?;
         query.push((format!("metadata.{key}"), value.to_owned()));
     }
+    query.push(("include".to_owned(), "display_title".to_owned()));
     let query: Vec<(&str, &str)> = query.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
     let limit = if args.all { usize::MAX } else { args.limit };
     let (sessions, next) = PageStream::new(client, "/sessions", &query, limit).all().await?;
@@ -202,13 +260,18 @@ async fn list(client: &ApiClient, args: &ListSessions, json: bool) -> anyhow::Re
     Ok(())
 }
 
+/// The title of a session, or the first words of its first question if it has none.
+fn display_title(session: &Value) -> &str {
+    session["display_title"].as_str().unwrap_or_else(|| field(session, "title"))
+}
+
 /// Renders sessions as a table. The column of users is shown unless all sessions belong to `default`.
 pub fn sessions_table(sessions: &[Value], long: bool) -> String {
     let now = crate::clock::now();
     let id = |s: &Value| if long { field(s, "id").to_owned() } else { short(field(s, "id")).to_owned() };
     let cells = |s: &Value| {
         let count = s["message_count"].to_string();
-        [id(s), age(&s["active_at"], now), brief(field(s, "title"), 48), count, field(s, "status").to_owned()]
+        [id(s), age(&s["active_at"], now), brief(display_title(s), 48), count, field(s, "status").to_owned()]
     };
     if sessions.iter().all(|s| field(s, "user") == "default") {
         return output::table(["id", "age", "title", "messages", "status"], sessions.iter().map(cells).collect());
@@ -241,7 +304,8 @@ async fn show(client: &ApiClient, id_part: &str, last: Option<usize>, json: bool
         }
     };
     row("session", id.to_string());
-    for name in ["title", "status", "user", "assistant_id", "thread_id", "model"] {
+    row("title", display_title(&session).to_owned());
+    for name in ["status", "user", "assistant_id", "thread_id", "model"] {
         row(name.trim_end_matches("_id"), field(&session, name).to_owned());
     }
     let tags: Vec<&str> = session["tags"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
@@ -337,14 +401,6 @@ async fn rewind(client: &ApiClient, id_part: &str, body: &Value, json: bool) -> 
         line(rewound_text(id.as_str(), &rewound))?;
     }
     Ok(())
-}
-
-/// Describes the outcome of a rewind.
-pub fn rewound_text(id: &str, rewound: &Value) -> String {
-    let discarded = output::count(&rewound["discarded"], "message");
-    let commit = rewound["workspace"]["commit"].as_str();
-    let files = commit.map_or_else(String::new, |c| format!("; its workspace is restored to commit {:.12}", c));
-    format!("{id} is rewound to message {}; discarded: {discarded}, still in the log{files}", rewound["position"])
 }
 
 async fn compact(

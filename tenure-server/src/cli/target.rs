@@ -10,26 +10,29 @@ use clap::Args;
 use std::path::{Path, PathBuf};
 use tenure::{Tenant, Tenure, User};
 
+/// The heading of the options that all commands have.
+const GLOBAL: &str = "Global options";
+
 /// The store or server to use, and the user to act as.
 #[derive(Clone, Debug, Args)]
 pub struct TargetArgs {
     /// The configuration file (default: tenure.yaml, if there is one)
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// The store: memory: | jsonl:DIR | sqlite:FILE | postgres://…
-    #[arg(long, global = true, value_name = "URL", conflicts_with = "server")]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "URL", conflicts_with = "server")]
     pub store: Option<String>,
-    /// A running server to connect to, instead of opening the store [env: TENURE_SERVER]
-    #[arg(long, global = true, value_name = "URL")]
+    /// A running server to connect to, instead of opening the store; HOST:PORT is enough [env: TENURE_SERVER]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "URL")]
     pub server: Option<String>,
     /// The key for that server [env: TENURE_KEY]
-    #[arg(long, global = true, value_name = "KEY")]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "KEY")]
     pub key: Option<String>,
     /// Act as this user (default: sessions of all users)
-    #[arg(long, global = true, value_name = "NAME", value_parser = user)]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "NAME", value_parser = user)]
     pub user: Option<User>,
     /// The tenant in the store (default: default; with a server, determined by the key)
-    #[arg(long, global = true, value_name = "NAME", value_parser = tenant)]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "NAME", value_parser = tenant)]
     pub tenant: Option<Tenant>,
 }
 
@@ -52,6 +55,8 @@ pub enum Needs {
     Sessions,
     /// A store, which is created if it does not exist.
     Store,
+    /// An existing store, and the assistants and schedules as they are declared.
+    Declarations,
     /// A store, which is created if it does not exist, and the configured models.
     Models,
     /// An existing store, and the webhooks that are called before sessions are removed.
@@ -95,14 +100,16 @@ impl TargetArgs {
 
     async fn open(&self, needs: Needs) -> anyhow::Result<AppState> {
         let mut config = self.load(&[])?;
-        if [Needs::Sessions, Needs::Hooks, Needs::Vectors].contains(&needs) {
+        if [Needs::Sessions, Needs::Declarations, Needs::Hooks, Needs::Vectors].contains(&needs) {
             must_exist(&config.store)?;
         }
         // Settings that the command does not need are dropped, so that a missing secret of a model server or
         // webhook is no error.
         if needs != Needs::Models {
             config.models = Vec::new();
-            config.assistants = without_models(config.assistants);
+            if needs != Needs::Declarations {
+                config.assistants = without_models(config.assistants);
+            }
         }
         if needs != Needs::Hooks {
             config.on_expire = OnExpire::default();

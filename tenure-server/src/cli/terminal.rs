@@ -31,7 +31,7 @@ pub enum TerminalEvent {
 impl LineInput {
     /// Opens standard input. `previous_lines` is the initial input history, which is kept in memory only.
     pub fn open(previous_lines: Vec<String>) -> Self {
-        if !(io::stdin().is_terminal() && io::stdout().is_terminal()) {
+        if !is_interactive() {
             return Self::Lines(io::stdin().lines());
         }
         let editor = Reedline::create().with_validator(Box::new(Backslash)).use_bracketed_paste(true);
@@ -76,6 +76,11 @@ impl LineInput {
             }
         })
     }
+}
+
+/// Returns true if a user is at a terminal: it can be asked questions.
+pub fn is_interactive() -> bool {
+    io::stdin().is_terminal() && io::stdout().is_terminal()
 }
 
 /// Asks for confirmation. Returns true only for a yes.

@@ -9,7 +9,7 @@ impl Config {
     /// Loads and validates the configuration: the file, then the environment, then `flags` (pairs of `path.to.key`
     /// and value).
     pub fn load(file: Option<&Path>, flags: &[(&str, String)]) -> anyhow::Result<Self> {
-        let explicit = file.map(Path::to_owned).or_else(|| std::env::var_os("TENURE_CONFIG").map(PathBuf::from));
+        let explicit = explicit_file(file);
         let path = explicit.clone().unwrap_or_else(|| DEFAULT_FILE.into());
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
@@ -43,7 +43,13 @@ impl Config {
         Self::from_tree(tree(text)?)
     }
 
-    fn from_tree(tree: Value) -> anyhow::Result<Self> {
+    /// Returns the file that [`Config::load`] reads. `None` if there is none.
+    pub fn file(file: Option<&Path>) -> Option<PathBuf> {
+        explicit_file(file).or_else(|| Some(PathBuf::from(DEFAULT_FILE)).filter(|path| path.exists()))
+    }
+
+    fn from_tree(mut tree: Value) -> anyhow::Result<Self> {
+        remove_nulls(&mut tree, &serde_json::to_value(Self::default())?, SECTION_DEPTH);
         let config: Self = serde_path_to_error::deserialize(tree).map_err(|e| {
             let path = e.path().to_string();
             let reason = e.into_inner().to_string();
@@ -51,6 +57,23 @@ impl Config {
         })?;
         config.check()?;
         Ok(config)
+    }
+}
+
+/// The file that a flag or the environment names.
+fn explicit_file(file: Option<&Path>) -> Option<PathBuf> {
+    file.map(Path::to_owned).or_else(|| std::env::var_os("TENURE_CONFIG").map(PathBuf::from))
+}
+
+/// The depth of the sections' own keys. Deeper values, such as metadata, are data in which `null` has a meaning.
+const SECTION_DEPTH: usize = 2;
+
+/// Removes known keys without a value, so that they have their defaults: `models:` with only comments below it is
+/// the same as no `models`.
+fn remove_nulls(tree: &mut Value, defaults: &Value, depth: usize) {
+    if let (Value::Object(map), 1..) = (tree, depth) {
+        map.retain(|name, value| !value.is_null() || defaults.get(name).is_none());
+        map.iter_mut().for_each(|(name, value)| remove_nulls(value, &defaults[name], depth - 1));
     }
 }
 
@@ -106,6 +129,48 @@ mod tests {
     fn the_example_is_the_default() {
         let example = Config::parse(include_str!("../../../tenure.example.yaml")).unwrap();
         assert_eq!(example, Config::default());
+    }
+
+    /// Removes the mark of a comment from lines that are commented settings: `#` before at least two spaces. Editors
+    /// remove one space with it.
+    fn uncommented(lines: &[&str], chosen: impl Fn(usize) -> bool, mark: &str) -> String {
+        let line = |(i, line): (usize, &&str)| match line.strip_prefix(mark) {
+            Some(rest) if line.starts_with("#  ") && chosen(i) => rest.to_owned(),
+            _ => (*line).to_owned(),
+        };
+        lines.iter().enumerate().map(line).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn every_line_of_the_example_can_be_uncommented() {
+        let example = include_str!("../../../tenure.example.yaml");
+        let lines: Vec<&str> = example.lines().collect();
+        let settings: Vec<usize> = (0..lines.len()).filter(|i| lines[*i].starts_with("#  ")).collect();
+        assert!(settings.len() > 30);
+        for mark in ["#", "# "] {
+            for i in &settings {
+                let text = uncommented(&lines, |line| line == *i, mark);
+                assert!(tree(&text).is_ok(), "line {} without {mark:?}: {:?}", i + 1, tree(&text));
+            }
+            // Each block, from its first to its last commented line.
+            for block in settings.chunk_by(|a, b| a + 1 == *b) {
+                let text = uncommented(&lines, |line| block.contains(&line), mark);
+                assert!(tree(&text).is_ok(), "{}: {:?}", lines[block[0]], tree(&text));
+            }
+            let all = Config::parse(&uncommented(&lines, |_| true, mark)).unwrap();
+            assert_eq!((all.models.len(), all.assistants.len(), all.schedules.len()), (1, 1, 1));
+            assert_eq!((all.redaction.is_empty(), all.on_expire.webhooks.len()), (false, 1));
+            assert_eq!((all.assistants[0].tools.len(), all.limits.keys.max_sessions), (5, Some(10_000)));
+        }
+    }
+
+    #[test]
+    fn a_key_without_a_value_has_its_default() {
+        let config = Config::parse("models:\nsessions:\nlimits: {max_page: }\n").unwrap();
+        assert_eq!(config, Config::default());
+        assert!(Config::parse("sesions:\n").unwrap_err().to_string().contains("did you mean `sessions`"));
+        let data = Config::parse("assistants: [{name: a, metadata: {x: null}}]").unwrap();
+        assert_eq!(data.assistants[0].metadata["x"], Value::Null);
     }
 
     #[test]

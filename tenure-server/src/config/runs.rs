@@ -22,6 +22,8 @@ pub struct RunsConfig {
     pub max_result_bytes: usize,
     /// Maximum number of concurrent tool calls.
     pub parallel: usize,
+    /// Whether MCP servers are started and connected when the server starts, instead of on first use.
+    pub eager_tools: bool,
     /// Webhooks notified when a run ends.
     pub webhooks: Vec<WebhookConfig>,
 }
@@ -38,6 +40,7 @@ impl Default for RunsConfig {
             tool_timeout: HumanDuration::of(policy.tool_timeout),
             max_result_bytes: policy.max_result_bytes,
             parallel: policy.parallel,
+            eager_tools: false,
             webhooks: Vec::new(),
         }
     }

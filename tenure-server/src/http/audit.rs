@@ -12,7 +12,6 @@ use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
 use tenure::review::{AuditRange, AuditedDecision, Decision};
@@ -135,8 +134,8 @@ const COLUMNS: &str =
 #[utoipa::path(
     get, path = "/audit", tag = "audit", operation_id = "export_audit",
     params(
-        ("from" = Option<String>, Query, description = "Made at or after this RFC 3339 time"),
-        ("to" = Option<String>, Query, description = "Made before this RFC 3339 time"),
+        ("from" = Option<String>, Query, description = "Made at or after this time: RFC 3339, or a date (midnight UTC)"),
+        ("to" = Option<String>, Query, description = "Made before this time: RFC 3339, or a date (midnight UTC)"),
         ("format" = Option<String>, Query, description = "`jsonl` (default) or `csv`"),
     ),
     responses(
@@ -146,9 +145,7 @@ const COLUMNS: &str =
 )]
 pub async fn export(State(app): State<AppState>, caller: Caller, mut params: StrictQuery) -> ApiResult<Response> {
     let principal = caller.authorize_admin()?;
-    let time = "an RFC 3339 time such as 2026-01-31T12:00:00Z";
-    let range =
-        AuditRange { from: params.parse::<Timestamp>("from", time)?, to: params.parse::<Timestamp>("to", time)? };
+    let range = AuditRange { from: params.time("from")?, to: params.time("to")? };
     let form = match params.one("format")?.as_deref() {
         None | Some("jsonl") => AuditForm::Jsonl,
         Some("csv") => AuditForm::Csv,

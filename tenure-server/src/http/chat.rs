@@ -18,10 +18,10 @@ use client::ChatConnection;
 use futures_util::stream;
 pub use request::ChatRequest;
 use request::{TurnInput, parse_request};
-pub use response::ChatResponse;
+pub use response::{ChatResponse, WARNING_HEADER};
 use response::{
     as_chunk, complete_response, error_json, event, event_stream, json_response, stream_out, stream_queued, with_ids,
-    with_session,
+    with_session, with_warnings,
 };
 use std::sync::Arc;
 use tenure::{
@@ -72,10 +72,12 @@ pub async fn complete(
 ) -> ApiResult<Response> {
     let mut request = parse_request(&app, &caller, &headers, &raw.0).await?;
     if !request.store {
-        return answer_without_storing(&app, request).await;
+        let warnings = std::mem::take(&mut request.warnings);
+        return answer_without_storing(&app, request).await.map(|response| with_warnings(response, &warnings));
     }
     let stream = request.stream;
     let session_id = request.turn_request.session.clone();
+    let warnings = request.warnings.clone();
     let queued = Arc::new(Notify::new());
     // The response to a repeated idempotency key is byte-identical (D-047), so no queue comment may precede it.
     request.turn_request.queued = request.turn_request.idempotency.is_none().then(|| queued.clone());
@@ -101,7 +103,7 @@ pub async fn complete(
     let Some(started) = started_or_queued.await else {
         // The turn is queued, perhaps for a long time: the response headers are sent now, so that neither
         // client nor proxies time out.
-        let response = stream_queued(connection, started, events, ended);
+        let response = with_warnings(stream_queued(connection, started, events, ended), &warnings);
         return Ok(match session_id {
             Some(id) => with_session(response, &id),
             None => response,

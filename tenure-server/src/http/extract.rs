@@ -6,14 +6,15 @@ use crate::error::ApiError;
 use crate::headers::header_text;
 use crate::http::body;
 use crate::http::query::check_name;
-use axum::body::Bytes;
+use axum::body::{Bytes, HttpBody};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::{HeaderMap, StatusCode, header, request::Parts};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tenure::{Seq, SessionId};
 
-/// Extractor of a JSON body: an object, deserialized into `T`.
+/// Extractor of a JSON body: an object, deserialized into `T`. A request without a body, whatever its content type,
+/// counts as the empty object.
 #[derive(Debug)]
 pub struct JsonBody<T>(pub T);
 
@@ -21,8 +22,12 @@ impl<T: DeserializeOwned> FromRequest<AppState> for JsonBody<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &AppState) -> Result<Self, ApiError> {
+        // Cross-site requests without a body are rejected by their origin (`router.rs`).
+        if request.body().is_end_stream() {
+            return parse_object(b"{}").map(JsonBody);
+        }
         let JsonBytes(bytes) = JsonBytes::from_request(request, app).await?;
-        parse_object(&bytes).map(JsonBody)
+        parse_object(if bytes.is_empty() { b"{}" } else { &bytes }).map(JsonBody)
     }
 }
 

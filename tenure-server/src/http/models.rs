@@ -33,7 +33,7 @@ pub struct ModelView {
 
 /// List models and assistants
 ///
-/// The configured models, the built-in model, the local embedding model, and the assistants.
+/// The configured models (the built-in model if there are none), the local embedding model, and the assistants.
 #[utoipa::path(
     get, path = "/v1/models", tag = "openai", operation_id = "list_models",
     responses((status = 200, body = ModelList), (status = 401, body = ErrorBody), (status = 403, body = ErrorBody), (status = 500, body = ErrorBody), (status = 503, body = ErrorBody))

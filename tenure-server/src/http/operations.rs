@@ -1,14 +1,12 @@
-//! Operational endpoints: liveness, readiness, metrics, and the API documentation.
+//! Operational endpoints: liveness, readiness and metrics.
 
 use crate::app::AppState;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult, ErrorBody};
-use axum::body::Bytes;
+use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
-use axum::response::{Html, IntoResponse, Response};
-use axum::routing::get;
-use axum::{Json, Router};
+use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -56,50 +54,4 @@ pub async fn metrics(State(app): State<AppState>, caller: Caller) -> ApiResult<R
     caller.authorize_tenant_admin()?;
     let text = crate::observability::metrics::render(&app.session_counts, &app.tenure).await?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response())
-}
-
-/// Routes of the OpenAPI document and of its HTML rendering. They need no API key.
-pub fn pages(document: utoipa::openapi::OpenApi) -> Router<AppState> {
-    // Rendered once and shared by all responses: these routes need no key, so requests must be cheap.
-    let json = Bytes::from(document.to_pretty_json().unwrap_or_default());
-    let page = Bytes::from(page(&document));
-    let document = move || async move { ([(header::CONTENT_TYPE, "application/json")], json) };
-    Router::new().route("/openapi.json", get(document)).route("/docs", get(move || async move { Html(page) }))
-}
-
-fn page(document: &utoipa::openapi::OpenApi) -> String {
-    let value = serde_json::to_value(document).unwrap_or_default();
-    let mut html = String::from(include_str!("docs.html"));
-    let mut rows = String::new();
-    for (path, methods) in value["paths"].as_object().into_iter().flatten() {
-        for (method, operation) in methods.as_object().into_iter().flatten() {
-            let text = |name: &str| escape(operation[name].as_str().unwrap_or_default());
-            let statuses: Vec<_> =
-                operation["responses"].as_object().into_iter().flatten().map(|(s, _)| s.as_str()).collect();
-            rows.push_str(&format!(
-                "<details><summary><b class=\"{method}\">{}</b> <code>{}</code> <span>{}</span></summary><p>{}</p>{}<p class=\"s\">{}</p></details>\n",
-                method.to_uppercase(), escape(path), text("summary"), text("description"), parameters(operation), statuses.join(" · "),
-            ));
-        }
-    }
-    html = html.replace("<!-- routes -->", &rows);
-    html
-}
-
-fn parameters(operation: &serde_json::Value) -> String {
-    let mut rows = String::new();
-    for p in operation["parameters"].as_array().into_iter().flatten() {
-        let text = |name: &str| escape(p[name].as_str().unwrap_or_default());
-        rows.push_str(&format!(
-            "<tr><td><code>{}</code></td><td>{}</td><td>{}</td></tr>",
-            text("name"),
-            text("in"),
-            text("description")
-        ));
-    }
-    if rows.is_empty() { rows } else { format!("<table>{rows}</table>") }
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

@@ -64,6 +64,16 @@ impl StrictQuery {
         text.parse().map(Some).map_err(invalid)
     }
 
+    /// Consumes a time: RFC 3339, or a date, which means midnight UTC at its beginning.
+    pub fn time(&mut self, name: &str) -> ApiResult<Option<Timestamp>> {
+        let Some(text) = self.one(name)? else { return Ok(None) };
+        if let Some(time) = text.parse::<Timestamp>().ok().or_else(|| midnight(&text)) {
+            return Ok(Some(time));
+        }
+        let expected = "an RFC 3339 time such as 2026-01-31T12:00:00Z, or a date such as 2026-01-31 (midnight UTC)";
+        Err(ApiError::invalid(name, format!("`{name}` must be {expected}, not {}", excerpt(&text))))
+    }
+
     /// Consumes a name: 1 to 128 bytes, without control characters.
     pub fn name(&mut self, name: &str) -> ApiResult<Option<String>> {
         let Some(text) = self.one(name)? else { return Ok(None) };
@@ -132,9 +142,8 @@ impl StrictQuery {
                 query.status.push(parse_status(word)?);
             }
         }
-        let time = "an RFC 3339 time such as 2026-01-31T12:00:00Z";
-        query.created_after = self.parse::<Timestamp>("created_after", time)?;
-        query.created_before = self.parse::<Timestamp>("created_before", time)?;
+        query.created_after = self.time("created_after")?;
+        query.created_before = self.time("created_before")?;
         query.tags = self.all("tag");
         query.title = self.one("title")?;
         let mut fields = Vec::new();
@@ -156,6 +165,14 @@ impl StrictQuery {
         self.reject_unknown()?;
         Ok(query)
     }
+}
+
+/// The beginning of a day in UTC, if the text is a date of the form 2026-01-31. jiff's parser accepts further forms,
+/// such as times, whose time it ignores.
+fn midnight(text: &str) -> Option<Timestamp> {
+    let is_date = text.len() == 10 && text.bytes().all(|b| b.is_ascii_digit() || b == b'-');
+    let date = text.parse::<jiff::civil::Date>().ok().filter(|_| is_date)?;
+    Some(date.to_zoned(jiff::tz::TimeZone::UTC).ok()?.timestamp())
 }
 
 fn parse_status(word: &str) -> ApiResult<Status> {

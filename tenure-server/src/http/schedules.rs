@@ -3,6 +3,7 @@
 use crate::app::AppState;
 use crate::auth::Caller;
 use crate::error::ApiResult;
+use crate::http::query::StrictQuery;
 use crate::http::view::ListErrors;
 use crate::jobs::schedules::ScheduleJob;
 use axum::Json;
@@ -26,6 +27,9 @@ pub struct ScheduleView {
     /// When it is due next.
     #[schema(format = DateTime)]
     next_at: Option<String>,
+    /// With `next=N`: the next N times at which it is due.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next_times: Option<Vec<String>>,
     /// When it was due last.
     #[schema(format = DateTime)]
     last_at: Option<String>,
@@ -66,17 +70,27 @@ pub struct ScheduleList {
 /// They are declared in `tenure.yaml`.
 #[utoipa::path(
     get, path = "/schedules", tag = "runs", operation_id = "list_schedules",
+    params(("next" = Option<u32>, Query, minimum = 1, maximum = 100, description = "Also the next N times of each schedule")),
     responses((status = 200, description = "All schedules of the tenant", body = ScheduleList), ListErrors)
 )]
-pub async fn list(State(app): State<AppState>, caller: Caller) -> ApiResult<Json<ScheduleList>> {
+pub async fn list(
+    State(app): State<AppState>,
+    caller: Caller,
+    mut params: StrictQuery,
+) -> ApiResult<Json<ScheduleList>> {
     let principal = caller.authorize_read()?;
+    let times = params.count("next", app.config.limits.max_page)?;
+    params.reject_unknown()?;
     let mut data = Vec::new();
     for compiled in app.schedules.iter().filter(|p| p.schedule.tenant == principal.tenant.as_str()) {
         let state = ScheduleJob::new(&app, compiled).state().await?;
         let schedule = compiled.schedule.clone();
         let missed = state.missed.into_iter().map(|m| MissedView { at: m.at.to_string(), reason: m.reason });
+        let from = state.last.unwrap_or_else(|| app.tenure.now());
+        let due = std::iter::successors(compiled.next(from), |at| compiled.next(*at));
         data.push(ScheduleView {
-            next_at: compiled.next(state.last.unwrap_or_else(|| app.tenure.now())).map(|t| t.to_string()),
+            next_at: compiled.next(from).map(|t| t.to_string()),
+            next_times: times.map(|n| due.take(n).map(|t| t.to_string()).collect()),
             name: schedule.name,
             cron: schedule.cron,
             timezone: schedule.timezone,

@@ -138,17 +138,45 @@ pub async fn create(
         ("thread_id" = Option<String>, Query, description = "Of this chat thread"),
         ("user" = Option<String>, Query, description = "Of this user; for administrators"),
         ("status" = Option<String>, Query, description = "`active`, `paused`, `expired`, `deleted`; several with commas"),
-        ("created_after" = Option<String>, Query, description = "Created at or after this RFC 3339 time"),
-        ("created_before" = Option<String>, Query, description = "Created before this RFC 3339 time"),
+        ("created_after" = Option<String>, Query, description = "Created at or after this time: RFC 3339, or a date (midnight UTC)"),
+        ("created_before" = Option<String>, Query, description = "Created before this time: RFC 3339, or a date (midnight UTC)"),
         ("tag" = Option<Vec<String>>, Query, description = "With this tag; repeatable, all must match"),
         ("title" = Option<String>, Query, description = "Title contains this text (case-insensitive)"),
+        ("include" = Option<String>, Query, description = "`display_title`: also the title to show for each session, which is read from its messages"),
     ),
     responses((status = 200, description = "A page", body = SessionList), ListErrors)
 )]
 pub async fn list(State(app): State<AppState>, caller: Caller, params: StrictQuery) -> ApiResult<Json<SessionList>> {
-    let principal = caller.authorize_read()?;
-    let query = params.into_session_query(&principal, app.config.limits.max_page)?;
-    Ok(Json(app.tenure.browsing(&principal).list(&principal, query).await?.into()))
+    Ok(Json(list_page(&app, &caller.authorize_read()?, params).await?))
+}
+
+/// Lists a page of sessions, with their display titles on request.
+pub(super) async fn list_page(app: &App, principal: &Principal, mut params: StrictQuery) -> ApiResult<SessionList> {
+    let include = params.one("include")?;
+    if let Some(other) = include.as_deref().filter(|word| *word != "display_title") {
+        return Err(ApiError::invalid("include", format!("{} is not display_title", excerpt(other))));
+    }
+    let query = params.into_session_query(principal, app.config.limits.max_page)?;
+    let mut list: SessionList = app.tenure.browsing(principal).list(principal, query).await?.into();
+    if include.is_some() {
+        for session in &mut list.data {
+            session.display_title = display_title_of(app, principal, session).await?;
+        }
+    }
+    Ok(list)
+}
+
+/// Reads the display title of a listed session. `None` if it cannot be read any more: it was deleted or has expired.
+async fn display_title_of(app: &App, principal: &Principal, session: &SessionView) -> ApiResult<Option<String>> {
+    if session.title.is_some() || session.message_count == 0 {
+        return Ok(session.title.clone());
+    }
+    let tenure = app.tenure.browsing(principal);
+    match tenure.messages_from(principal, &SessionId::new(&session.id)?, 0, view::SCANNED_MESSAGES).await {
+        Ok((_, messages)) => Ok(view::display_title(None, &messages)),
+        Err(tenure::Error::NotFound { .. } | tenure::Error::Gone { .. }) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
 }
 
 /// Get a session with its messages

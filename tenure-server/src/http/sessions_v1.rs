@@ -5,6 +5,7 @@ use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
 use crate::http::extract::{IfMatch, JsonBody, SessionPath, TextBody};
 use crate::http::query::StrictQuery;
+use crate::http::sessions::list_page;
 use crate::http::transfer::{self, LeftOutView};
 use crate::http::view::{self, ListErrors, LookupErrors, SessionList, SessionView, WriteErrors};
 use crate::sessions::{self, DeletionMode};
@@ -30,17 +31,16 @@ use utoipa::ToSchema;
         ("thread_id" = Option<String>, Query, description = "Of this chat thread"),
         ("user" = Option<String>, Query, description = "Of this user; for administrators"),
         ("status" = Option<String>, Query, description = "`active`, `paused`, `expired`, `deleted`; several with commas"),
-        ("created_after" = Option<String>, Query, description = "Created at or after this RFC 3339 time"),
-        ("created_before" = Option<String>, Query, description = "Created before this RFC 3339 time"),
+        ("created_after" = Option<String>, Query, description = "Created at or after this time: RFC 3339, or a date (midnight UTC)"),
+        ("created_before" = Option<String>, Query, description = "Created before this time: RFC 3339, or a date (midnight UTC)"),
         ("tag" = Option<Vec<String>>, Query, description = "With this tag; repeatable, all must match"),
         ("title" = Option<String>, Query, description = "Title contains this text (case-insensitive)"),
+        ("include" = Option<String>, Query, description = "`display_title`: also the title to show for each session, which is read from its messages"),
     ),
     responses((status = 200, description = "A page", body = SessionList), ListErrors)
 )]
 pub async fn list(State(app): State<AppState>, caller: Caller, params: StrictQuery) -> ApiResult<Json<SessionList>> {
-    let principal = caller.authorize_read()?;
-    let query = params.into_session_query(&principal, app.config.limits.max_page)?;
-    Ok(Json(app.tenure.browsing(&principal).list(&principal, query).await?.into()))
+    Ok(Json(list_page(&app, &caller.authorize_read()?, params).await?))
 }
 
 /// Maps an expired or deleted session to not found, as clients of these routes expect.

@@ -9,6 +9,7 @@ mod response;
 mod run;
 mod session;
 mod summary;
+mod title;
 
 pub use checkpoint::{CheckpointList, CheckpointView, CheckpointWhole, PendingCall, PlaceBody, checkpoint_state};
 pub use errors::{CreateErrors, ListErrors, LookupErrors, ReadErrors, UpdateErrors, WriteErrors};
@@ -18,3 +19,4 @@ pub use response::{json, session, shared_body};
 pub use run::{CachedView, RunView};
 pub use session::{ParentView, SessionList, SessionView, SessionWhole, full_session};
 pub use summary::SummaryView;
+pub use title::{SCANNED_MESSAGES, display_title};

@@ -20,6 +20,15 @@ pub fn start_all(app: &AppState) {
     app.tasks.spawn(async move { app_handle.transcripts.run_loop(&app_handle.tenure, &app_handle.tasks).await });
     let app_handle = app.clone();
     app.tasks.spawn(async move { metrics::run_maintenance(app_handle.tasks.wait_for_stop()).await });
+    if app.config.runs.eager_tools {
+        let app_handle = app.clone();
+        app.tasks.spawn(async move {
+            tokio::select! {
+                () = app_handle.tools.connect() => {}
+                () = app_handle.tasks.wait_for_stop() => {}
+            }
+        });
+    }
     let app_handle = app.clone();
     app.tasks.spawn(async move { app_handle.tools.reap_until(app_handle.tasks.wait_for_stop()).await });
 }

@@ -33,9 +33,10 @@ impl ModelRegistry {
         Ok(Self { order: configured.iter().map(|m| m.name.clone()).collect(), by_name, pass_unknown })
     }
 
-    /// Returns the model names in the order of the configuration, with the built-in model last.
+    /// Returns the model names in the order of the configuration; the built-in model if none is configured.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.order.iter().map(String::as_str).chain([BUILT_IN_MODEL])
+        let built_in = self.order.is_empty().then_some(BUILT_IN_MODEL);
+        self.order.iter().map(String::as_str).chain(built_in)
     }
 
     /// Returns the name of the model that is used if a request names none.

@@ -50,6 +50,19 @@ impl Upstream {
         })
     }
 
+    /// Returns the ids of the server's models (`GET /models`), or `None` if it has no such list. Not retried.
+    pub async fn list_models(&self) -> Result<Option<Vec<String>>, ModelError> {
+        let response = match self.send("GET models", self.client.get(format!("{}/models", self.url))).await {
+            Err(ModelError::Refused { status: 404 | 405 | 501, .. }) => return Ok(None),
+            response => response?,
+        };
+        let body = self.read(response, MAX_ANSWER_BYTES).await?;
+        let list: serde_json::Value =
+            serde_json::from_str(&body).map_err(|_| broken("the response to GET /models is not JSON"))?;
+        let ids = list["data"].as_array().into_iter().flatten().filter_map(|model| model["id"].as_str());
+        Ok(Some(ids.map(str::to_owned).collect()))
+    }
+
     /// Sends a body to a route of the server. Retries with exponential backoff if the server is unreachable or
     /// responds with 502, 503 or 504, because no answer was generated then.
     pub async fn post(&self, route: &str, body: String) -> Result<Response, ModelError> {
@@ -72,16 +85,21 @@ impl Upstream {
     }
 
     async fn post_once(&self, route: &str, body: Bytes) -> Result<Response, ModelError> {
-        let mut request = self.client.post(format!("{}/{route}", self.url)).header(CONTENT_TYPE, "application/json");
+        let request = self.client.post(format!("{}/{route}", self.url)).header(CONTENT_TYPE, "application/json");
+        self.send(&format!("POST {route}"), request.body(body)).await
+    }
+
+    /// Sends a request, in a span that has the name of the operation.
+    async fn send(&self, operation: &str, mut request: reqwest::RequestBuilder) -> Result<Response, ModelError> {
         if let Some(key) = &self.key {
             request = request.bearer_auth(key);
         }
         let span = tracing::info_span!(
-            target: TRACE, "model_request", otel.name = format!("POST {route}"), otel.kind = "client",
+            target: TRACE, "model_request", otel.name = operation, otel.kind = "client",
             gen_ai.request.model = self.model, http.response.status_code = Empty,
         );
         let request = with_trace_context(request, &span);
-        let response = tokio::time::timeout(self.idle, request.body(body).send().instrument(span.clone())).await;
+        let response = tokio::time::timeout(self.idle, request.send().instrument(span.clone())).await;
         let response = response.map_err(|_| self.idle_error())?.map_err(|e| unreachable_or_broken(&e))?;
         span.record("http.response.status_code", response.status().as_u16());
         if response.status().is_success() {

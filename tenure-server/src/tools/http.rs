@@ -62,6 +62,16 @@ impl Endpoint {
         &self.tool
     }
 
+    /// Checks that the server responds, without calling the tool: any response to `OPTIONS` will do.
+    pub async fn check(&self) -> Result<(), String> {
+        let request = self.client.request(reqwest::Method::OPTIONS, self.url.clone()).send();
+        match tokio::time::timeout(self.timeout, request).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(e)) => Err(format!("could not connect: {}", crate::http_client::error_chain(&e.without_url()))),
+            Err(_) => Err(format!("no response within {}", format_duration(self.timeout))),
+        }
+    }
+
     /// Executes a call, with the declared timeout.
     pub async fn call(&self, call: &ToolInvocation) -> Result<ToolOutput, ToolError> {
         let session = encode_id(call.session.session.as_str());

@@ -111,6 +111,11 @@ impl McpServer {
         Ok(Self { name, source: source.clone(), transport, connection, cached_tools, last_error })
     }
 
+    /// The name of the server in logs and errors.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Returns the server's tools. If the server is unreachable, the last known list is returned.
     pub async fn tools(&self) -> Result<Vec<Tool>, ToolError> {
         Ok(self.list_tools().await?.iter().map(|k| k.tool.clone()).collect())

@@ -5,7 +5,7 @@
 //! without that state.
 
 use super::interpreter::{self, CallOutcome, Process, TIME_TO_START};
-use super::sandbox::plan::{FileLimits, Interpreter, ProcessLimits, SandboxPlan};
+use super::sandbox::plan::{Features, FileLimits, Interpreter, ProcessLimits, SandboxPlan};
 use super::text::format_duration;
 use crate::clock::Stopwatch;
 use crate::config::tools::{Python, is_mountable};
@@ -253,11 +253,7 @@ impl Pool {
     /// `python.require` demands.
     pub async fn prepare(&self) {
         interpreter::clean(&self.settings.helper, &scratch()).await;
-        let probe = async {
-            let plan = self.plan(None, self.read_paths()?);
-            interpreter::probe(&self.settings.helper, plan).await
-        };
-        match probe.await {
+        match self.probe().await {
             Ok(features) if features.is_full() => tracing::info!("the Python tool is fully isolated"),
             Ok(features) => tracing::warn!(
                 namespaces = features.namespaces,
@@ -270,6 +266,18 @@ impl Pool {
             ),
             Err(reason) => tracing::error!(error = %format!("{reason:#}"), "the Python tool is not available"),
         }
+    }
+
+    /// Sets up a sandbox and ends it again. Fails if it cannot be isolated as `python.require` demands.
+    async fn probe(&self) -> anyhow::Result<Features> {
+        let plan = self.plan(None, self.read_paths()?);
+        interpreter::probe(&self.settings.helper, plan).await
+    }
+
+    /// Checks that the interpreter is installed and can be isolated as `python.require` demands.
+    pub async fn check(&self) -> anyhow::Result<()> {
+        self.located.get_or_try_init(|| locate_interpreter(&self.settings.program)).await?;
+        self.probe().await.map(drop)
     }
 
     /// Returns the directories of `python.read` as absolute paths. Fails if one does not exist.

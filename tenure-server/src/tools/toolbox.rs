@@ -75,6 +75,41 @@ impl Toolbox {
         }
     }
 
+    /// Connects to the source of tools and returns their names. An MCP server is started, if it is a program. An
+    /// HTTP tool is not called, and the Python tool executes nothing.
+    pub async fn check(&self, source: &ToolSource) -> Result<Vec<String>, String> {
+        let entry = match source {
+            ToolSource::Memory => return Ok(["remember", "recall", "forget"].map(str::to_owned).into()),
+            ToolSource::Python(_) => {
+                let checked = self.python.check().await;
+                return checked.map(|()| vec![python::NAME.to_owned()]).map_err(|e| format!("{e:#}"));
+            }
+            declared => self.source(declared).map_err(reason)?,
+        };
+        match entry {
+            ToolboxSource::Http(endpoint) => endpoint.check().await.map(|()| vec![endpoint.tool().name.clone()]),
+            ToolboxSource::Mcp(server) => {
+                Ok(server.tools().await.map_err(reason)?.into_iter().map(|tool| tool.name).collect())
+            }
+        }
+    }
+
+    /// Starts all MCP servers and lists their tools, concurrently. Failures are logged; the server is tried again
+    /// when it is needed.
+    pub async fn connect(&self) {
+        let servers = self.sources.values().filter_map(|source| match source {
+            ToolboxSource::Mcp(server) => Some(server),
+            ToolboxSource::Http(_) => None,
+        });
+        let connect = async |server: &mcp::McpServer| {
+            if let Err(e) = server.tools().await {
+                let error = reason(e);
+                tracing::warn!(server = server.name(), error, "could not connect to an MCP server at the start");
+            }
+        };
+        futures_util::future::join_all(servers.map(connect)).await;
+    }
+
     /// Ends every process that was started.
     pub async fn close(&self) {
         for source in self.sources.values() {
@@ -88,6 +123,12 @@ impl Toolbox {
     fn source(&self, source: &ToolSource) -> Result<&ToolboxSource, ToolError> {
         let declared = self.sources.get(&key(source));
         declared.ok_or_else(|| ToolError::NotCalled("tools can only be declared in the server's configuration".into()))
+    }
+}
+
+fn reason(e: ToolError) -> String {
+    match e {
+        ToolError::NotCalled(reason) | ToolError::Lost(reason) => reason,
     }
 }
 

@@ -1,6 +1,7 @@
 """Pages in a real browser: headless Chromium, and a web server that serves them and takes their reports."""
 
 import contextlib
+import fcntl
 import functools
 import http.server
 import json
@@ -10,6 +11,7 @@ import queue
 import subprocess
 import tempfile
 import threading
+import time
 
 CHROMIUM = os.environ.get("TENURE_TEST_CHROMIUM", "")
 NODE_MODULES = pathlib.Path(os.environ.get("TENURE_TEST_NODE", ".")) / "node_modules"
@@ -84,3 +86,88 @@ def visit(url: str, reports: queue.Queue) -> dict:
         finally:
             chromium.terminate()
             chromium.wait(30)
+
+
+class Browser:
+    """Chromium, controlled through its DevTools protocol: JSON messages over two pipes, its file descriptors 3 and 4."""
+
+    def __init__(self, profile: str):
+        read, self._write = os.pipe()
+        self._read, write = os.pipe()
+        # Copies with numbers that `dup2` below does not overwrite.
+        ends = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (read, write)]
+
+        def take_pipes():
+            os.dup2(ends[0], 3)
+            os.dup2(ends[1], 4)
+
+        self._chromium = subprocess.Popen(
+            [CHROMIUM, *FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # Python's own descriptors are not inherited; the copies of `dup2` are.
+            close_fds=False,
+            preexec_fn=take_pipes,
+        )
+        for fd in (read, write, *ends):
+            os.close(fd)
+        self._buffer = b""
+        self._last_id = 0
+        self._session = None
+
+    def call(self, method: str, **params):
+        """Calls a method of the protocol and returns its result."""
+        self._last_id += 1
+        message = {"id": self._last_id, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        while True:
+            while b"\0" not in self._buffer:
+                part = os.read(self._read, 1 << 20)
+                assert part, "Chromium has ended"
+                self._buffer += part
+            text, self._buffer = self._buffer.split(b"\0", 1)
+            answer = json.loads(text)
+            if answer.get("id") == self._last_id:
+                assert "error" not in answer, answer
+                return answer["result"]
+
+    def open(self, url: str):
+        """Opens a page and waits until it is loaded."""
+        target = self.call("Target.createTarget", url=url)["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    def evaluate(self, expression: str):
+        """Evaluates an expression in the page; a promise is awaited."""
+        result = self.call(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def wait_for(self, expression: str):
+        """Waits until an expression is true, and returns its value."""
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            if value := self.evaluate(expression):
+                return value
+            time.sleep(0.05)  # polling interval
+        raise AssertionError(f"never true: {expression}")
+
+    def close(self):
+        self._chromium.terminate()
+        self._chromium.wait(30)
+        os.close(self._read)
+        os.close(self._write)
+
+
+@contextlib.contextmanager
+def browser():
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        controlled = Browser(profile)
+        try:
+            yield controlled
+        finally:
+            controlled.close()

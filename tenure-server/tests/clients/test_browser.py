@@ -41,8 +41,8 @@ const json = await fetch("@SERVER@/sessions", {
   method: "POST", headers: {"Content-Type": "application/json"}, body: '{"id": "planted"}',
 }).then((r) => r.status, (e) => "blocked");
 // Without a body and without a preflight request: the browser sends it, and hides the response.
-for (const path of ["restore", "uncompact"]) {
-  await fetch(`@SERVER@/sessions/gone/${path}`, {method: "POST", mode: "no-cors"}).catch(() => null);
+for (const path of ["/sessions", "/sessions/gone/restore", "/sessions/gone/uncompact"]) {
+  await fetch(`@SERVER@${path}`, {method: "POST", mode: "no-cors"}).catch(() => null);
 }
 return {read, json};
 """

@@ -336,8 +336,8 @@ async fn models_are_selected_by_name() {
     assert_eq!((big.request_count(), small.request_count()), (2, 2));
     let reply = ask(json!("huge")).await;
     assert_eq!((reply.status, reply.code()), (404, "model_not_found"));
-    assert!(reply.text.contains("big, small, rehearsal"), "{}", reply.text);
-    // The built-in model is always available.
+    assert!(reply.text.contains("configured models: big, small (GET"), "{}", reply.text);
+    // The built-in model is always available, and listed only if no other is.
     assert!(ask(json!("rehearsal")).await.content().contains("I see"));
 }
 

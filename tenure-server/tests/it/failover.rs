@@ -68,7 +68,7 @@ impl Load {
                     self.acknowledged[writer].fetch_add(1, SeqCst);
                     *self.last[writer].lock().unwrap() = Some(Instant::now());
                 }
-                _ => tokio::time::sleep(Duration::from_millis(20)).await,
+                _ => tokio::time::sleep(Duration::from_millis(20)).await, // pacing: a client retries
             }
         }
     }
@@ -88,7 +88,7 @@ impl Load {
                 return since.elapsed();
             }
             assert!(since.elapsed() < Duration::from_secs(120), "writes do not resume");
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            tokio::time::sleep(Duration::from_millis(5)).await; // polling interval
         }
     }
 }
@@ -122,7 +122,7 @@ async fn nothing_acknowledged_is_lost_and_writes_resume() {
     for round in 0..rounds {
         for fault in ["kill", "freeze", "partition"] {
             load.acknowledged_since(Instant::now(), WRITERS).await;
-            tokio::time::sleep(Duration::from_secs(2)).await;
+            tokio::time::sleep(Duration::from_secs(2)).await; // pacing: load before the next fault
             let old = primary.to_string();
             let before = load.total();
             let fault_time = Instant::now();
@@ -131,7 +131,7 @@ async fn nothing_acknowledged_is_lost_and_writes_resume() {
                 fault => drop(Cluster::run(&[fault, &old]).await),
             }
             // Simulates the detection time of a cluster manager.
-            tokio::time::sleep(Duration::from_secs(2)).await;
+            tokio::time::sleep(Duration::from_secs(2)).await; // pacing
             let during = load.total();
             primary = Cluster::run(&["promote", &old]).await.parse().unwrap();
             let promoted = Instant::now();

@@ -115,7 +115,7 @@ async fn headers_must_come_in_time() {
             let mut send = b"GET /healthz HTTP/1.1\r\nx: ".to_vec();
             while stream.write_all(&send).is_ok() {
                 send = b"x".to_vec();
-                std::thread::sleep(Duration::from_millis(100));
+                std::thread::sleep(Duration::from_millis(100)); // pacing: a slow client
                 assert!(watch.elapsed() < Duration::from_secs(120), "a slow client keeps its connection");
             }
         });
@@ -146,7 +146,7 @@ async fn a_body_must_come_in_time() {
     write!(stream, "{head}connection: close\r\ncontent-length: {}\r\n\r\n", body.len()).unwrap();
     for part in body.as_bytes().chunks(body.len().div_ceil(6)) {
         stream.write_all(part).unwrap();
-        std::thread::sleep(Duration::from_millis(200));
+        std::thread::sleep(Duration::from_millis(200)); // pacing: a slow client
     }
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();

@@ -40,5 +40,6 @@ mod transcripts;
 mod transfer;
 mod turns;
 mod upstream;
+mod usability;
 mod webhooks;
 mod workspace;

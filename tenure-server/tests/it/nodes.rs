@@ -32,7 +32,7 @@ async fn model_response(body: String) -> String {
         0 => json!({"role": "assistant", "content": null, "tool_calls": [call("p", "pay"), call("l", "look")]}),
         n => json!({"role": "assistant", "content": format!("{n} results")}),
     };
-    tokio::time::sleep(Duration::from_millis(20)).await;
+    tokio::time::sleep(Duration::from_millis(20)).await; // pacing: model and clients
     json!({"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).to_string()
 }
 
@@ -44,7 +44,7 @@ async fn execute_tool(
     let call = headers["idempotency-key"].to_str().unwrap().to_owned();
     let session = headers["x-tenure-session"].to_str().unwrap().to_owned();
     *side_effects.executions.lock().unwrap().entry(format!("{session} {tool} {call}")).or_default() += 1;
-    tokio::time::sleep(Duration::from_millis(30)).await;
+    tokio::time::sleep(Duration::from_millis(30)).await; // pacing: a tool
     format!("{tool} done")
 }
 
@@ -131,9 +131,9 @@ async fn three_nodes_lose_nothing_and_execute_nothing_twice() {
                         runs_started.lock().unwrap().insert(id, run);
                         break;
                     }
-                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    tokio::time::sleep(Duration::from_millis(50)).await; // pacing: a client retries
                 }
-                tokio::time::sleep(Duration::from_millis(20)).await;
+                tokio::time::sleep(Duration::from_millis(20)).await; // pacing: model and clients
             }
         }));
     }
@@ -153,10 +153,10 @@ async fn three_nodes_lose_nothing_and_execute_nothing_twice() {
             clients.lock().unwrap()[i] = nodes[i].client.clone();
         } else {
             nodes[i].signal("STOP");
-            tokio::time::sleep(Duration::from_millis(200 + random(3800))).await;
+            tokio::time::sleep(Duration::from_millis(200 + random(3800))).await; // pacing: frozen this long
             nodes[i].signal("CONT");
         }
-        tokio::time::sleep(Duration::from_millis(100 + random(800))).await;
+        tokio::time::sleep(Duration::from_millis(100 + random(800))).await; // pacing: until the next fault
     }
     for task in client_tasks {
         task.await.unwrap();
@@ -188,7 +188,7 @@ async fn three_nodes_lose_nothing_and_execute_nothing_twice() {
             break;
         }
         assert!(recovery_start.elapsed() < Duration::from_secs(300), "{open} runs do not end");
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        tokio::time::sleep(Duration::from_millis(300)).await; // polling interval
     }
     eprintln!("{runs} runs in {:?}; a person was asked {reviews_decided} times", chaos_start.elapsed());
 

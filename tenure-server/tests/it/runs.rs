@@ -241,7 +241,7 @@ async fn a_run_in_the_background_can_be_polled_and_cancelled() {
     assert_eq!((ended.body["status"].as_str(), ended.body["code"].as_str()), (Some("cancelled"), Some("cancelled")));
     // The events so far are stored, and none follow.
     tools.slow.add_permits(1);
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    tokio::time::sleep(Duration::from_millis(100)).await; // observation window: nothing follows
     assert_eq!(test.stored("s").await.len(), 2);
     // A call that may have been executed is not repeated automatically.
     let resumed = test.client.send("POST", &format!("/sessions/s/runs/{id}/resume"), json!({})).await;

@@ -51,7 +51,7 @@ async fn one_node_runs_a_schedule_without_overlap() {
             watching.push(tokio::spawn(async move {
                 loop {
                     schedules::evaluate_all(&app).await;
-                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    tokio::time::sleep(Duration::from_millis(20)).await; // pacing: a node looks
                 }
             }));
         }
@@ -60,7 +60,7 @@ async fn one_node_runs_a_schedule_without_overlap() {
         clock.advance(SignedDuration::from_secs(40));
         wait_until("it ran", async || state(&one).await.count == 1).await;
         wait_until("it was asked", async || script.request_count() == 1).await;
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        tokio::time::sleep(Duration::from_millis(300)).await; // observation window: no second run
         assert_eq!(script.request_count(), 1, "two nodes looked, one ran it");
         let last_prompt = script.last_messages().last().unwrap()["content"].as_str().unwrap().to_owned();
         assert_eq!(last_prompt, "Monday 2026-11-16 09:59, tick 1: go", "by the clock in Berlin");
@@ -122,8 +122,12 @@ async fn a_deleted_session_is_not_replaced() {
     clock.advance(SignedDuration::from_secs(40));
     schedules::evaluate_all(&app).await;
     let id = state(&app).await.session.unwrap();
-    wait_until("it is done", async || app.tenure.load(&default_principal(), &id).await.unwrap().head().run.is_none())
-        .await;
+    // The session exists before its run does.
+    wait_until("it is done", async || {
+        let session = app.tenure.load(&default_principal(), &id).await.unwrap();
+        session.messages.len() == 2 && session.head().run.is_none()
+    })
+    .await;
     app.tenure.delete(&default_principal(), &id, None).await.unwrap();
     clock.advance(SignedDuration::from_secs(60));
     schedules::evaluate_all(&app).await;

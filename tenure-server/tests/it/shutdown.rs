@@ -90,7 +90,7 @@ async fn a_second_signal_stops_at_once() {
     let mut stream = start_turn(&server).await;
     stream.next().await.unwrap();
     server.signal("TERM");
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    wait_until("the shutdown has begun", async || server.log().contains("shutting down")).await;
     server.signal("INT");
     assert_eq!(server.wait_for_exit(Duration::from_secs(10)).code(), Some(1));
 }
@@ -103,7 +103,12 @@ async fn idle_connections_do_not_count() {
     let client = http_client();
     assert_eq!(client.get(format!("{}/healthz", server.url)).send().await.unwrap().status(), 200);
     let _silent = std::net::TcpStream::connect(server.address).unwrap();
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    // Ours, the silent one, and the one that asks.
+    wait_until("both connections are accepted", async || {
+        let (_, metrics) = server.get("/metrics").await;
+        metrics.as_str().unwrap().lines().any(|line| line == "tenure_connections 3")
+    })
+    .await;
     server.signal("TERM");
     assert_eq!(server.wait_for_exit(Duration::from_secs(60)).code(), Some(0));
 }

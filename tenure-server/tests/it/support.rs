@@ -56,7 +56,7 @@ pub async fn slow_model(words: usize, pause: Duration) -> String {
         let chunks = (0..words).map(move |i| chunk(json!({"content": format!("word{i} ")}), Value::Null));
         let all = chunks.chain([chunk(json!({}), json!("stop")), "data: [DONE]\n\n".to_owned()]);
         let slowly = stream::iter(all).then(move |text| async move {
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(pause).await; // pacing: a slow model
             Ok::<_, std::convert::Infallible>(text)
         });
         ([("content-type", "text/event-stream")], axum::body::Body::from_stream(slowly))
@@ -70,6 +70,6 @@ pub async fn wait_at_most(description: &str, limit: Duration, mut condition: imp
     let start = Instant::now();
     while !condition().await {
         assert!(start.elapsed() < limit, "not within {limit:?}: {description}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await; // polling interval
     }
 }

@@ -4,6 +4,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use std::fs::File;
 use std::io::{Read, Write};
+use std::path::Path;
 use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -78,7 +79,7 @@ impl Terminal {
                 let late = watch.elapsed() > Duration::from_secs(30);
                 assert!(!late, "{want:?} is not shown: {:?}", &shown[self.seen..]);
             }
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(10)); // polling interval
         }
     }
 }
@@ -90,18 +91,48 @@ impl Drop for Terminal {
     }
 }
 
+fn tenure(dir: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
+    for name in ["TENURE_SERVER", "TENURE_KEY", "TENURE_STORE", "TENURE_CONFIG"] {
+        command.env_remove(name);
+    }
+    command.args(args).current_dir(dir).env("TERM", "xterm");
+    command
+}
+
+/// At a terminal, a mistyped id does not create a session unless the user confirms it.
+#[test]
+fn an_unknown_session_is_created_after_a_question() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut terminal) = Terminal::start(tenure(dir.path(), &["chat", "--session", "trip", "--new"])) else {
+        return;
+    };
+    terminal.wait_for_output("new session trip");
+    terminal.wait_for_output("> ");
+    terminal.type_keys("hello\r");
+    terminal.wait_for_output("You said: hello");
+    terminal.wait_for_output("> ");
+    terminal.type_keys("/quit\r");
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
+    let mut terminal = Terminal::start(tenure(dir.path(), &["chat", "trpi"])).unwrap();
+    terminal.wait_for_output("there is no session trpi; did you mean trip?");
+    terminal.wait_for_output("create a new session trpi? [y/N]");
+    terminal.type_keys("n\r");
+    terminal.wait_for_output("no session was created");
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(1));
+    let listed = tenure(dir.path(), &["sessions", "list", "--json"]).output().unwrap();
+    let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
+    assert_eq!((listed["data"].as_array().unwrap().len(), &listed["data"][0]["id"]), (1, &"trip".into()));
+}
+
 #[test]
 fn a_chat_at_a_terminal() {
     let dir = tempfile::tempdir().unwrap();
-    let chat = |id: &str| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
-        for name in ["TENURE_SERVER", "TENURE_KEY", "TENURE_STORE", "TENURE_CONFIG"] {
-            command.env_remove(name);
-        }
-        command.args(["chat", id]).current_dir(dir.path()).env("TERM", "xterm");
-        command
-    };
+    let chat = |id: &str| tenure(dir.path(), &["chat", id]);
     let Some(mut terminal) = Terminal::start(chat("one")) else { return };
+    terminal.wait_for_output("there is no session one");
+    terminal.wait_for_output("create a new session one? [y/N]");
+    terminal.type_keys("y\r");
     terminal.wait_for_output("new session one");
     terminal.wait_for_output("> ");
     terminal.type_keys("Hello there\r");
@@ -161,15 +192,7 @@ fn ctrl_c_cancels_the_run() {
     let dir = tempfile::tempdir().unwrap();
     let config = format!("models: [{{name: default, base_url: \"{}\"}}]\n", one_word());
     std::fs::write(dir.path().join("tenure.yaml"), config).unwrap();
-    let tenure = |args: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
-        for name in ["TENURE_SERVER", "TENURE_KEY", "TENURE_STORE", "TENURE_CONFIG"] {
-            command.env_remove(name);
-        }
-        command.args(args).current_dir(dir.path()).env("TERM", "xterm");
-        command
-    };
-    let Some(mut terminal) = Terminal::start(tenure(&["chat", "one"])) else { return };
+    let Some(mut terminal) = Terminal::start(tenure(dir.path(), &["chat", "one", "--new"])) else { return };
     terminal.wait_for_output("> ");
     terminal.type_keys("Hello there\r");
     terminal.wait_for_output("Half");
@@ -179,7 +202,7 @@ fn ctrl_c_cancels_the_run() {
     terminal.wait_for_output("> ");
     terminal.type_keys("/quit\r");
     assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
-    let shown = tenure(&["sessions", "show", "one", "--json"]).output().unwrap();
+    let shown = tenure(dir.path(), &["sessions", "show", "one", "--json"]).output().unwrap();
     let session: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
     assert_eq!(session["messages"][1]["message"]["content"], "Half", "{session}");
     assert_eq!(session["messages"][1]["partial"], true);

@@ -55,7 +55,7 @@ pub fn python() -> PathBuf {
     python
 }
 
-fn mcp_script() -> PathBuf {
+pub fn mcp_script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/mcp_server.py")
 }
 

@@ -140,7 +140,7 @@ async fn file_errors_do_not_fail_requests() {
     std::fs::write(&transcripts_dir, "in the way").unwrap();
     let ask = |text: &str| json!({"session_id": "s1", "messages": [{"role": "user", "content": text}]});
     assert_eq!(test.chat(ask("one")).await.content(), "answer 1");
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    tokio::time::sleep(Duration::from_millis(300)).await; // observation window: writes that must not happen
     assert!(transcripts_dir.is_file());
     std::fs::remove_file(&transcripts_dir).unwrap();
     // Without any further message.
@@ -170,18 +170,20 @@ async fn deletion_and_erasure_leave_no_file() {
     assert_eq!(call(&test, "POST", "/sessions/b/restore", json!({})).await.0, 200);
     wait_until("the file again", async || lines(&transcript_path(dir.path(), "b")).is_some_and(|l| l.len() == 2)).await;
     // With concurrent messages: an erased file is not written again.
+    let appended = std::sync::atomic::AtomicUsize::new(0);
     let append_messages = async {
         for n in 0..20 {
             let body = json!({"messages": [{"role": "user", "content": format!("{word} {n}")}]});
             call(&test, "POST", "/sessions/d/messages", body).await;
+            appended.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         }
     };
     let erase = async {
-        tokio::time::sleep(Duration::from_millis(30)).await;
+        wait_until("some are stored", async || appended.load(std::sync::atomic::Ordering::Relaxed) >= 5).await;
         assert_eq!(call(&test, "DELETE", "/users/default", json!({})).await.0, 200);
     };
     tokio::join!(append_messages, erase);
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    tokio::time::sleep(Duration::from_millis(300)).await; // observation window: writes that must not happen
     assert!(!contains_word(dir.path(), word), "{:?}", std::fs::read_dir(dir.path()).unwrap().collect::<Vec<_>>());
 }
 

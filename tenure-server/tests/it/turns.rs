@@ -19,16 +19,41 @@ fn id(text: &str) -> SessionId {
 
 /// Sends a request in a task of its own, which returns the response.
 fn send(test: &TestServer, stream: bool, body: Value, headers: &[(&str, &str)]) -> tokio::task::JoinHandle<Reply> {
+    send_observed(test, stream, body, headers).0
+}
+
+/// Sends a request in a task of its own. Also returns a receiver that resolves when the response begins: of a stream,
+/// with its first chunk, or as soon as the request is queued.
+fn send_observed(
+    test: &TestServer,
+    stream: bool,
+    body: Value,
+    headers: &[(&str, &str)],
+) -> (tokio::task::JoinHandle<Reply>, tokio::sync::oneshot::Receiver<()>) {
     let request = test.client.post(stream, body, headers);
-    tokio::spawn(async move { reply(request.send().await.unwrap()).await })
+    let (started, when_started) = tokio::sync::oneshot::channel();
+    let answer = tokio::spawn(async move {
+        let response = request.send().await.unwrap();
+        let _ = started.send(());
+        reply(response).await
+    });
+    (answer, when_started)
 }
 
 /// Starts a turn that the model suspends half way. Returns the permits to continue it, and its response.
 async fn start_half_a_turn(test: &TestServer, body: Value) -> (Arc<Semaphore>, tokio::task::JoinHandle<Reply>) {
+    start_half_a_turn_with(test, body, &[]).await
+}
+
+async fn start_half_a_turn_with(
+    test: &TestServer,
+    body: Value,
+    headers: &[(&str, &str)],
+) -> (Arc<Semaphore>, tokio::task::JoinHandle<Reply>) {
     let (permit, session) = (no_permits(), body["session_id"].as_str().map(id));
     let before = test.model.request_count();
     test.model.then(ModelResponse::Held("Half", permit.clone(), " whole"));
-    let answer = send(test, test.stream, body, &[]);
+    let (answer, when_started) = send_observed(test, test.stream, body, headers);
     test.model.wait_for_requests(before + 1).await;
     // The model may be called while the user's message is still being committed.
     let (tenure, principal) = (&test.app.tenure, default_principal());
@@ -36,8 +61,9 @@ async fn start_half_a_turn(test: &TestServer, body: Value) -> (Arc<Semaphore>, t
         wait_until("the turn is on", async || tenure.head(&principal, &session).await.is_ok_and(|h| h.run.is_some()))
             .await;
     }
-    // Gives the first chunk time to arrive.
-    tokio::time::sleep(std::time::Duration::from_millis(if test.stream { 60 } else { 20 })).await;
+    if test.stream {
+        when_started.await.unwrap();
+    }
     (permit, answer)
 }
 
@@ -73,7 +99,7 @@ in_every_way! {
         let (permit, answer) = start_half_a_turn(test, ask("s", "Hi")).await;
         answer.abort();
         assert!(answer.await.unwrap_err().is_cancelled());
-        tokio::time::sleep(std::time::Duration::from_millis(30)).await;
+        tokio::time::sleep(std::time::Duration::from_millis(30)).await; // observation window: the turn continues
         permit.add_permits(1);
         wait_for_messages(test, "s", 2).await;
         assert_eq!(test.stored("s").await, [user("Hi"), assistant("Half whole")]);
@@ -82,12 +108,8 @@ in_every_way! {
 
     /// A client that lost the connection and sends the same request again gets the whole answer.
     async fn a_retry_after_a_disconnect(test: &mut TestServer) {
-        let permit = no_permits();
-        test.model.then(ModelResponse::Held("Half", permit.clone(), " whole"));
         let key = [("idempotency-key", "gone")];
-        let first = send(test, test.stream, ask("s", "Hi"), &key);
-        test.model.wait_for_requests(1).await;
-        tokio::time::sleep(std::time::Duration::from_millis(60)).await;
+        let (permit, first) = start_half_a_turn_with(test, ask("s", "Hi"), &key).await;
         first.abort();
         assert!(first.await.unwrap_err().is_cancelled());
         permit.add_permits(1);
@@ -189,10 +211,13 @@ in_every_way! {
     async fn queue(test: &mut TestServer) {
         let (permit, first) = start_half_a_turn(test, ask("s", "1")).await;
         let mut queued = Vec::new();
-        for i in 2..6 {
-            queued.push(send(test, test.stream, busy("s", &i.to_string(), "queue"), &[]));
-            tokio::time::sleep(std::time::Duration::from_millis(40)).await;
+        for i in 2..5 {
+            // Streamed: the response begins when the request is queued.
+            let (answer, when_queued) = send_observed(test, true, busy("s", &i.to_string(), "queue"), &[]);
+            when_queued.await.unwrap();
+            queued.push(answer);
         }
+        queued.push(send(test, test.stream, busy("s", "5", "queue"), &[]));
         assert_eq!(test.model.request_count(), 1, "they wait");
         permit.add_permits(1);
         assert_eq!(first.await.unwrap().content(), "Half whole");
@@ -293,7 +318,7 @@ in_every_way! {
         let first = send(test, test.stream, body.clone(), &key);
         test.model.wait_for_requests(1).await;
         let second = send(test, test.stream, body.clone(), &key);
-        tokio::time::sleep(std::time::Duration::from_millis(60)).await;
+        tokio::time::sleep(std::time::Duration::from_millis(60)).await; // observation window: the second one waits
         permit.add_permits(1);
         let (first, second) = (first.await.unwrap(), second.await.unwrap());
         assert_eq!((first.content(), second.content()), ("Half whole", "Half whole"));
@@ -323,6 +348,7 @@ in_every_way! {
             let first = send(test, test.stream, busy(rule, "Hi", rule), &key);
             test.model.wait_for_requests(before + 1).await;
             let second = send(test, test.stream, busy(rule, "Hi", rule), &key);
+            // Observation window: the second one waits.
             tokio::time::sleep(std::time::Duration::from_millis(60)).await;
             permit.add_permits(1);
             assert_eq!((first.await.unwrap().content(), second.await.unwrap().content()), ("Half whole", "Half whole"));
@@ -393,15 +419,18 @@ in_every_way! {
 async fn the_queue_is_bounded() {
     let test = TestServer::with(StoreKind::Memory, false, |c| c.limits.max_queue = 2).await.unwrap();
     let (permit, first) = start_half_a_turn(&test, ask("s", "1")).await;
-    let waiting = [send(&test, false, ask("s", "2"), &[]), send(&test, false, ask("s", "3"), &[])];
-    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    let waiting = ["2", "3"].map(|text| send_observed(&test, true, ask("s", text), &[]));
+    let [(two, two_queued), (three, three_queued)] = waiting;
+    // The response to a streamed request begins when it is queued.
+    two_queued.await.unwrap();
+    three_queued.await.unwrap();
     let reply = test.chat(ask("s", "4")).await;
     assert_eq!((reply.status, reply.body["error"]["param"].as_str()), (429, Some("max_queue")));
     // Another session is not affected.
     assert_eq!(test.chat(ask("other", "1")).await.status, 200);
     permit.add_permits(1);
     assert_eq!(first.await.unwrap().status, 200);
-    for answer in waiting {
+    for answer in [two, three] {
         assert_eq!(answer.await.unwrap().status, 200);
     }
     assert_eq!(test.stored("s").await.len(), 6);
@@ -417,7 +446,8 @@ async fn on_expired() {
         };
         let test = TestServer::with(StoreKind::Sqlite, false, change).await.unwrap();
         test.chat(ask("s", "Hi")).await;
-        tokio::time::sleep(std::time::Duration::from_millis(450)).await;
+        let (tenure, principal, id) = (&test.app.tenure, default_principal(), id("s"));
+        wait_until("it has expired", async || tenure.get_live_head(&principal, &id).await.is_err()).await;
         let reply = test.chat(ask("s", "Back")).await;
         assert_eq!((reply.status, test.model.last_messages().len()), (status, shown), "{rule}");
         assert_eq!(reply.code(), if rule == "reject" { "gone" } else { "" });
@@ -452,7 +482,7 @@ async fn precedence_of_on_disconnect_settings() {
         answer.abort();
         assert!(answer.await.unwrap_err().is_cancelled());
         if outcome == RunOutcome::Completed {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await; // observation window: the turn continues
             permit.add_permits(1);
         }
         wait_until("the run has ended", async || test.session(session).await.runs[0].ended.is_some()).await;
@@ -475,7 +505,7 @@ async fn unknown_models_and_other_assistants() {
     for unknown in ["agnet", "gpt-9"] {
         let reply = chat(&test, "s", unknown).await;
         assert_eq!((reply.status, reply.code()), (404, "model_not_found"));
-        assert!(reply.text.contains("default") && reply.text.contains("rehearsal"), "{}", reply.text);
+        assert!(reply.text.contains("configured models: default (GET"), "{}", reply.text);
     }
     assert_eq!((test.sessions().await, test.model.request_count()), (0, 0));
     assert_eq!(chat(&test, "s", "agent").await.status, 200);

@@ -1,6 +1,6 @@
 //! The end of sessions: webhooks and transcripts.
 
-use crate::support::{ServerProcess, serve, wait_at_most};
+use crate::support::{ServerProcess, serve, wait_at_most, wait_until};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::{Router, body::Bytes};
@@ -158,8 +158,9 @@ async fn a_webhook_is_delivered_after_a_restart() {
     let open = "store: 'sqlite:t.db'\nsessions: {ttl: 1s}";
     let server = ServerProcess::start(dir.path(), open);
     assert_eq!(server.chat("s1", "before the crash").await.0, 200);
+    let answered = std::time::Instant::now();
     server.stop();
-    tokio::time::sleep(Duration::from_millis(1200)).await;
+    wait_until("the session is due", async || answered.elapsed() > Duration::from_millis(1100)).await;
     let yaml = format!("{open}\non_expire: {{webhooks: [{{url: '{url}', secret_env: HOOK_SECRET}}]}}");
     let env = [("HOOK_SECRET", "a secret")];
     let mut server = ServerProcess::start_with(dir.path(), &yaml, &env);

@@ -449,7 +449,7 @@ async fn one_workspace_for_many() {
     let principal = Principal::default();
     let id = SessionId::new("s0-0").unwrap();
     let release = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(Duration::from_millis(300)); // pacing: the lock is held this long
         held.unlock().unwrap();
         held
     });

@@ -216,7 +216,7 @@ async fn made_during_writes(kind: StoreKind) {
     let backups = async {
         let dir = tempfile::tempdir().unwrap();
         for _ in 0..5 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(Duration::from_millis(20)).await; // pacing: writes between two backups
             let before = test.tenure.load(&ada(), &id("x")).await.unwrap();
             let (file, summary) = back_up(&test.tenure, dir.path()).await.unwrap();
             assert_eq!(verify_backup(&file, |_| ()).unwrap(), summary);

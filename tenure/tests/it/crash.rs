@@ -77,6 +77,7 @@ fn run_and_kill(url: &str, after: usize) -> BTreeMap<String, usize> {
 async fn reopen(url: &str) -> Tenure {
     loop {
         match Tenure::open(url).await {
+            // Polling interval.
             Err(Error::Locked { .. }) => tokio::time::sleep(std::time::Duration::from_millis(5)).await,
             opened => return opened.unwrap(),
         }

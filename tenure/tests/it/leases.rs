@@ -182,7 +182,7 @@ on_every_store! {
             };
             let (first, ()) = tokio::join!(execute(*turn, &model, &tools), async {
                 wait_until("it is asked", async || model.call_count() == 1).await;
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                tokio::time::sleep(Duration::from_millis(50)).await; // observation window: it waits
                 assert!(!second.is_finished(), "{on_busy:?}: it waits");
                 held.add_permits(9);
             });
@@ -246,7 +246,7 @@ async fn busy_at_another_node() {
                         let b = b.clone();
                         async move { begin(&b, second).await }
                     });
-                    tokio::time::sleep(Duration::from_millis(60)).await;
+                    tokio::time::sleep(Duration::from_millis(60)).await; // observation window: it waits
                     assert!(!turn.is_finished());
                     held.add_permits(9);
                     Ok(turn.await.unwrap().unwrap())

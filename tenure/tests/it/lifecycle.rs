@@ -182,7 +182,7 @@ on_every_store! {
                 match n % 10 {
                     0 => Err("the disk is full".into()),
                     1 => {
-                        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                        tokio::time::sleep(std::time::Duration::from_millis(100)).await; // pacing: a slow hook
                         Ok(())
                     }
                     _ => Ok(()),

@@ -206,7 +206,7 @@ async fn other_results_are_stored_when_a_call_ends_the_run() {
     let turn = begin(&test.tenure, question("Do it")).await.unwrap();
     let (ended, ()) = tokio::join!(execute(*turn, &model, &tools), async {
         wait_until("one is done", async || tools.calls("big").len() == 1).await;
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        tokio::time::sleep(Duration::from_millis(50)).await; // observation window: `pay` is not called
         permit.add_permits(1);
     });
     assert_eq!(ended.unwrap_err().code(), "result_too_large");
@@ -234,7 +234,7 @@ async fn limits_survive_a_pause() {
     h.tenure.decide(&ada(), &review, &review_input(Decision::Approved)).await.unwrap();
     let (outcomes, ()) = tokio::join!(take_over(&h.tenure, &model, &tools), async {
         // Long enough for an exceeded time limit to be noticed.
-        tokio::time::sleep(Duration::from_millis(30)).await;
+        tokio::time::sleep(Duration::from_millis(30)).await; // observation window
         permit.add_permits(9);
     });
     assert!(outcomes[0].as_ref().unwrap().waiting, "it had all its time, and asked again");

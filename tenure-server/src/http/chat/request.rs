@@ -33,6 +33,8 @@ pub(super) struct TurnInput {
     pub store: bool,
     /// The disconnect rule of the request. `None` means that the assistant or the configuration decides.
     pub on_disconnect: Option<OnDisconnect>,
+    /// What the client may have meant otherwise, for the response.
+    pub warnings: Vec<String>,
     pub span: ChatSpan,
 }
 
@@ -51,6 +53,7 @@ pub(super) async fn parse_request(
     if request.session_id.is_none() {
         request.session_id = session_header(headers, &app.config.sessions.id_headers)?;
     }
+    let warnings = if request.session_id.is_none() { misnamed_session_id(&body) } else { Vec::new() };
     let key = idempotency_key(headers)?;
     let SessionTarget { assistant, model_name } = resolve_target(app, &principal, &request).await?;
     let Some(model) = app.models.get(&model_name) else { return Err(unknown_model(&app.models, &model_name)) };
@@ -82,6 +85,7 @@ pub(super) async fn parse_request(
         stream: request.stream.unwrap_or(false),
         store: request.store.unwrap_or(true),
         on_disconnect: request.on_disconnect,
+        warnings,
         span,
     })
 }
@@ -164,6 +168,17 @@ fn session_header(headers: &HeaderMap, extra_headers: &[String]) -> ApiResult<Op
         }
     }
     Ok(None)
+}
+
+/// Warns of fields that resemble `session_id` in a request that names no session, with a value that could be an id.
+fn misnamed_session_id(body: &RawObject) -> Vec<String> {
+    let is_misnamed = |name: &&str| {
+        let plain: String = name.chars().filter(|c| !"_-".contains(*c)).flat_map(char::to_lowercase).collect();
+        ["sessionid", "session", "threadid", "conversationid", "chatid"].contains(&plain.as_str())
+            && body.get(name).is_some_and(|value| value.starts_with('"') && value != "\"\"")
+    };
+    let warning = |name| format!("`{name}` does not name the session; did you mean `session_id`?");
+    body.names().filter(is_misnamed).map(warning).collect()
 }
 
 /// Parses a field and removes it from the body. `null` counts as absent.

@@ -24,6 +24,17 @@ pub(super) struct TurnStarted {
     pub run: RunId,
     /// How the request's messages were merged with the stored history.
     pub reconcile_report: ReconcileReport,
+    /// What the client may have meant otherwise.
+    pub warnings: Vec<String>,
+}
+
+/// The part of a response that describes the session: the merge report and the warnings.
+#[derive(Serialize)]
+struct SessionFields<'a> {
+    #[serde(flatten)]
+    reconcile_report: &'a ReconcileReport,
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    warnings: &'a [String],
 }
 
 /// The outcome of a turn, and the notice to send instead of an answer while the run waits for review (D-062).
@@ -60,9 +71,21 @@ pub(super) fn with_session(mut response: Response, id: &SessionId) -> Response {
     response
 }
 
-/// Adds the headers that name the response's session and run.
+/// The header that repeats the warnings of a chat response.
+pub const WARNING_HEADER: &str = "x-tenure-warning";
+
+/// Adds the warnings as a header.
+pub(super) fn with_warnings(mut response: Response, warnings: &[String]) -> Response {
+    if let Some(value) = (!warnings.is_empty()).then(|| HeaderValue::from_str(&warnings.join(" "))).and_then(Result::ok)
+    {
+        response.headers_mut().insert(WARNING_HEADER, value);
+    }
+    response
+}
+
+/// Adds the headers that name the response's session and run, and the warnings.
 pub(super) fn with_ids(response: Response, started: &TurnStarted) -> Response {
-    let mut response = with_session(response, &started.session_id);
+    let mut response = with_warnings(with_session(response, &started.session_id), &started.warnings);
     if let Ok(value) = HeaderValue::from_str(started.run.as_str()) {
         response.headers_mut().insert("x-run-id", value);
     }
@@ -76,7 +99,8 @@ fn with_session_fields(text: &str, started: &TurnStarted, report: bool) -> Strin
     fields.set("session_id", &started.session_id);
     if report {
         fields.set("run_id", &started.run);
-        fields.set("session", &started.reconcile_report);
+        let TurnStarted { reconcile_report, warnings, .. } = started;
+        fields.set("session", SessionFields { reconcile_report, warnings });
     }
     fields.to_string()
 }
@@ -307,4 +331,8 @@ pub struct SessionReport {
     /// Memories injected into the prompt.
     #[schema(value_type = Option<Vec<Object>>)]
     memories: Vec<Value>,
+    /// What the client may have meant otherwise: fields that resemble `session_id` in a request that names no session. Absent if there are
+    /// none. Also in the header `X-Tenure-Warning`.
+    #[schema(value_type = Option<Vec<String>>)]
+    warnings: Vec<String>,
 }

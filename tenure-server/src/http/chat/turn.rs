@@ -64,7 +64,7 @@ pub(super) fn turn_channels() -> (TurnReporter, TurnEvents) {
 pub(super) async fn execute_turn(app: AppState, request: TurnInput, client: ChatClient, reporter: TurnReporter) {
     let TurnReporter { started, events, ended } = reporter;
     let stopwatch = Stopwatch::start();
-    let TurnInput { turn_request, principal, model, options, stream, span, on_disconnect, .. } = request;
+    let TurnInput { turn_request, principal, model, options, stream, span, on_disconnect, warnings, .. } = request;
     let model_name = turn_request.model.clone().unwrap_or_default();
     let timed_model = Arc::new(TimedModel::new(model, app.models.label(&model_name)));
     let eager_call = EagerModelCall { model: timed_model.clone(), options: options.clone(), stream };
@@ -72,8 +72,12 @@ pub(super) async fn execute_turn(app: AppState, request: TurnInput, client: Chat
         Err(e) => return drop(started.send(Err(e.into()))),
         Ok(TurnStart::AlreadyAnswered { session_id, run, replay }) => {
             let reconcile_report = replay.reconcile_report.clone();
-            let _ =
-                started.send(Ok(TurnStarted { session_id: session_id.clone(), run: run.clone(), reconcile_report }));
+            let _ = started.send(Ok(TurnStarted {
+                session_id: session_id.clone(),
+                run: run.clone(),
+                reconcile_report,
+                warnings,
+            }));
             if stream {
                 replay_events(replay.stream.clone(), events).await;
             }
@@ -85,7 +89,7 @@ pub(super) async fn execute_turn(app: AppState, request: TurnInput, client: Chat
             let run = turn.run_id().clone();
             client.register_run(&turn, on_disconnect);
             let reconcile_report = turn.reconcile_report().clone();
-            let _ = started.send(Ok(TurnStarted { session_id: session_id.clone(), run, reconcile_report }));
+            let _ = started.send(Ok(TurnStarted { session_id: session_id.clone(), run, reconcile_report, warnings }));
             let listener = stream.then_some(events);
             let drive = Drive { model: timed_model, model_name, options, listener, open_duration: opened };
             (session_id, runs::execute_run(&app, *turn, drive).await)

@@ -5,6 +5,7 @@ use super::json::{to_json, with_fields};
 use super::message::{DiscardedView, MessageView, messages};
 use super::run::{CachedView, RunView};
 use super::summary::SummaryView;
+use super::title::display_title;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use tenure::log::Head;
@@ -32,6 +33,9 @@ pub struct SessionView {
     pub model: Option<String>,
     /// A human-readable title.
     pub title: Option<String>,
+    /// `title`, or the first words of the first user message. In `GET /sessions/{id}`, and in `GET /sessions` with `include=display_title`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub display_title: Option<String>,
     /// Tags for filtering.
     pub tags: Vec<String>,
     /// Arbitrary metadata.
@@ -80,6 +84,7 @@ impl From<&Head> for SessionView {
             thread_id: head.thread.clone(),
             model: info.model.clone(),
             title: info.title.clone(),
+            display_title: None,
             tags: info.tags.clone(),
             metadata: info.metadata.clone(),
             created_at: info.created_at.to_string(),
@@ -137,6 +142,13 @@ pub struct SessionWhole {
     pub discarded: Option<Vec<DiscardedView>>,
 }
 
+/// The view of a loaded session, with its display title.
+fn titled_view(session: &Session) -> SessionView {
+    let mut view = SessionView::from(session.head());
+    view.display_title = display_title(view.title.as_deref(), &session.messages);
+    view
+}
+
 /// Renders a [`SessionWhole`] as JSON text, without the parts that have to be requested with `include`.
 pub fn full_session(session: &Session) -> String {
     let checkpoints: Vec<_> = session.checkpoints.iter().map(CheckpointView::from).collect();
@@ -149,7 +161,7 @@ pub fn full_session(session: &Session) -> String {
         ("runs", &to_json(&runs)),
         ("summary", &to_json(&summary)),
     ];
-    with_fields(to_json(&SessionView::from(session.head())), &fields)
+    with_fields(to_json(&titled_view(session)), &fields)
 }
 
 #[cfg(test)]
@@ -169,7 +181,7 @@ mod tests {
         tenure.checkpoint(&principal, &id, None).await.unwrap();
         let session = tenure.load(&principal, &id).await.unwrap();
         let want = SessionWhole {
-            session: SessionView::from(session.head()),
+            session: titled_view(&session),
             messages: session.messages.iter().enumerate().map(|(i, stored)| view(i, stored)).collect(),
             checkpoints: session.checkpoints.iter().map(CheckpointView::from).collect(),
             runs: Vec::new(),

@@ -62,7 +62,7 @@ async fn an_endless_answer_is_ended() {
     assert!(text.contains("\"answer_too_large\"") && !text.contains("[DONE]"));
     wait_at_most("the model's server is not read any more", Duration::from_secs(30), async || {
         let before = sent.load(Relaxed);
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::time::sleep(Duration::from_millis(100)).await; // observation window: nothing more is sent
         sent.load(Relaxed) == before
     })
     .await;
@@ -114,7 +114,7 @@ async fn a_slow_client_slows_the_model_down() {
     let mut response = request.send().await.unwrap();
     wait_at_most("the model's server has to wait", Duration::from_secs(30), async || {
         let before = sent.load(Relaxed);
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        tokio::time::sleep(Duration::from_millis(300)).await; // observation window: nothing more is sent
         sent.load(Relaxed) == before
     })
     .await;

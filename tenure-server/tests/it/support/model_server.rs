@@ -167,11 +167,11 @@ async fn respond(State(script): State<ScriptedModelServer>, headers: HeaderMap, 
         ModelResponse::Hang => std::future::pending().await,
         ModelResponse::Raw(kind, parts, end) => {
             let parts = futures_util::stream::iter(parts).then(|part| async move {
-                tokio::time::sleep(Duration::from_millis(1)).await;
+                tokio::time::sleep(Duration::from_millis(1)).await; // pacing: a model
                 Ok(part)
             });
             let last = futures_util::stream::once(async move {
-                tokio::time::sleep(Duration::from_millis(20)).await;
+                tokio::time::sleep(Duration::from_millis(20)).await; // pacing: a model
                 match end {
                     StreamEnd::Stalled => std::future::pending().await,
                     StreamEnd::Aborted => Err(std::io::Error::other("aborted")),

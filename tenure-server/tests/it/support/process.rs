@@ -141,7 +141,7 @@ impl ServerProcess {
                 return status;
             }
             assert!(start.elapsed() < within, "it still runs; it said: {}", self.errors.lock().unwrap());
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(10)); // polling interval
         }
     }
 
