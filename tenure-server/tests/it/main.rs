@@ -25,6 +25,7 @@ mod outage;
 mod packaging;
 mod proxy;
 mod python;
+mod rate_limits;
 mod runs;
 mod schedules;
 mod search;
