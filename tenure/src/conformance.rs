@@ -92,6 +92,7 @@ macro_rules! conformance {
                 any_tree_survives_any_purge;
             namespaces:
                 an_item_reads_back
+                items_are_counted_by_name
                 unusual_items_are_stored
                 control_characters_are_stored
                 an_item_replaces_its_predecessor

@@ -35,6 +35,7 @@ mod support;
 mod telemetry;
 mod tenants;
 mod terminal;
+mod tool_cache;
 mod tools;
 mod traces;
 mod transcripts;
