@@ -202,12 +202,16 @@ impl From<ModelError> for ApiError {
         let code = e.code();
         let status = match &e {
             ModelError::Refused { status, .. } => StatusCode::from_u16(*status).unwrap_or(StatusCode::BAD_GATEWAY),
+            ModelError::RateLimited { .. } => StatusCode::TOO_MANY_REQUESTS,
             ModelError::TimedOut { .. } => StatusCode::GATEWAY_TIMEOUT,
             _ => StatusCode::BAD_GATEWAY,
         };
         let mut error = Self::new(status, code, e.to_string());
         if let ModelError::TooLarge { .. } = e {
             return error.with_param("max_message_bytes").not_to_be_retried();
+        }
+        if let ModelError::RateLimited { limit, retry_after, .. } = &e {
+            return error.with_param(*limit).with_header(header::RETRY_AFTER, &(retry_after.as_secs() + 1).to_string());
         }
         if let ModelError::Refused { content_type, body, retry_after, .. } = e {
             if let Some(after) = retry_after {

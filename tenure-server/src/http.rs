@@ -5,6 +5,7 @@ pub mod assistants;
 pub mod audit;
 pub mod backup;
 mod body;
+pub mod cache;
 mod caller;
 pub mod chat;
 pub mod checkpoints;

@@ -6,8 +6,8 @@ use crate::auth::rate_limit::{self, ResponseHeaders};
 use crate::error::ApiError;
 use crate::headers::{header_hint, header_text};
 use crate::http::{
-    assistants, audit, backup, chat, checkpoints, compact, docs, keys, memories, messages, models, operations, reviews,
-    runs, schedules, search, sessions, sessions_v1, threads, transfer, users,
+    assistants, audit, backup, cache, chat, checkpoints, compact, docs, keys, memories, messages, models, operations,
+    reviews, runs, schedules, search, sessions, sessions_v1, threads, transfer, users,
 };
 use crate::observability::telemetry;
 use axum::Router;
@@ -58,6 +58,7 @@ fn route_table() -> OpenApiRouter<AppState> {
         .routes(routes!(sessions::restore))
         .routes(routes!(messages::list, messages::append))
         .routes(routes!(messages::discarded))
+        .routes(routes!(cache::get, cache::put))
         .routes(routes!(checkpoints::list, checkpoints::create))
         .routes(routes!(checkpoints::get))
         .routes(routes!(checkpoints::rewind))

@@ -9,8 +9,27 @@ use tenure::{
     Error, Point, Principal, Rewind, Seq, SessionId, User,
     log::Head,
     maintenance::ErasureReceipt,
+    run::OnExpired,
     session::{OwnerFilter, RewindResult, SessionQuery, Status},
 };
+
+/// Passes on the result of an operation that continues a session. If it failed because the session has expired,
+/// applies `on_expired` and returns `None`: the operation must be executed again.
+pub async fn unless_expired<T>(
+    app: &App,
+    principal: &Principal,
+    id: &SessionId,
+    on_expired: OnExpired,
+    result: tenure::Result<T>,
+) -> tenure::Result<Option<T>> {
+    match result {
+        Err(Error::Gone { status: "expired", .. }) => {
+            app.tenure.ensure_live(principal, id, on_expired).await?;
+            Ok(None)
+        }
+        result => result.map(Some),
+    }
+}
 
 /// Page size when the sessions of a user are listed.
 const PAGE: usize = 256;

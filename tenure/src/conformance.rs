@@ -18,6 +18,7 @@
 pub mod blobs;
 pub mod check;
 pub mod concurrency;
+pub mod expiry;
 pub mod forks;
 pub mod heads;
 pub mod log;
@@ -83,12 +84,15 @@ macro_rules! conformance {
                 all_conditions_must_hold
                 a_changed_head_is_found_by_its_current_state
                 sessions_are_counted_by_their_status;
+            expiry:
+                expired_sessions_are_found_before_a_sweep;
             random:
                 any_query_agrees_with_its_definition
                 any_namespace_agrees_with_its_model
                 any_tree_survives_any_purge;
             namespaces:
                 an_item_reads_back
+                items_are_counted_by_name
                 unusual_items_are_stored
                 control_characters_are_stored
                 an_item_replaces_its_predecessor

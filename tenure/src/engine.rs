@@ -6,6 +6,7 @@ pub(crate) mod core;
 pub(crate) mod hooks;
 pub(crate) mod idempotency;
 pub(crate) mod list;
+pub(crate) mod live_count;
 pub(crate) mod log;
 pub(crate) mod log_reader;
 pub(crate) mod node;

@@ -103,7 +103,9 @@ pub use types::tool::{Tool, ToolError, ToolOutput};
 /// ```
 pub mod policy {
     pub use crate::rules::redaction::{MAX_PATTERN_BYTES, MAX_REDACTION_RULES, Redaction, RedactionRule};
-    pub use crate::types::assistant::{Assistant, CacheConfig, MemoryConfig, RunConfig, SessionConfig, WindowConfig};
+    pub use crate::types::assistant::{
+        Assistant, CacheConfig, MemoryConfig, RateLimitConfig, RunConfig, SessionConfig, WindowConfig,
+    };
     pub use crate::types::byte_size::ByteSize;
     pub use crate::types::human_duration::HumanDuration;
     pub use crate::types::policy::{

@@ -51,7 +51,7 @@ pub(crate) mod tool_cache;
 pub(crate) mod turn;
 pub(crate) mod turn_plan;
 
-pub use self::executors::{Executors, RunEvent, StoredAnswer, ToolProgress, TurnError, TurnOutcome};
+pub use self::executors::{Executors, OnRateLimit, RunEvent, StoredAnswer, ToolProgress, TurnError, TurnOutcome};
 pub use crate::engine::turn_lock::{OnBusy, TurnLoad};
 pub use crate::executors::model::{EagerModelCall, Model, ModelStream, Prompt, model_answer};
 pub use crate::executors::tools::{ToolContext, ToolInvocation, Tools};
@@ -59,7 +59,7 @@ pub use crate::rules::answer::ModelAnswer;
 pub use crate::rules::session::{Run, ToolCallStart};
 pub use crate::types::entry::RunOutcome;
 pub use crate::types::id::RunId;
-pub use crate::types::model::{ModelChunk, ModelError};
+pub use crate::types::model::{ModelChunk, ModelError, RetryHint};
 pub use crate::types::resumable::Resumable;
 pub use crate::types::tool::{Tool, ToolError, ToolOutput};
 pub use begin::TurnStart;

@@ -24,6 +24,7 @@ pub(crate) mod archive;
 pub(crate) mod assistants;
 pub(crate) mod checkpoint;
 pub(crate) mod edit;
+pub(crate) mod evict;
 pub(crate) mod expire;
 pub(crate) mod find;
 pub(crate) mod lifecycle;

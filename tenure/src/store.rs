@@ -50,7 +50,9 @@ pub use memory::MemoryStore;
 pub use open::{format, open, redacted};
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresStore;
-pub use query::{HeadPage, OwnerFilter, ReadDirection, RecordRange, SessionCursor, SessionOrder, SessionQuery};
+pub use query::{
+    ExpiryCutoffs, HeadPage, OwnerFilter, ReadDirection, RecordRange, SessionCursor, SessionOrder, SessionQuery,
+};
 pub use snapshot::{Snapshot, Snapshots};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;

@@ -3,6 +3,7 @@
 
 use crate::engine::core::Engine;
 use crate::engine::hooks::{ArchiveHook, SessionEndHook};
+use crate::engine::live_count::Eviction;
 use crate::engine::options::Options;
 use crate::engine::pending_commit::PendingCommit;
 use crate::engine::quota::Usage;
@@ -50,6 +51,8 @@ pub(crate) struct SharedState {
     pub tools: RwLock<Vec<Arc<dyn Tools>>>,
     /// The number of longest idle sessions that recent sweeps could not evict.
     pub unevictable: AtomicUsize,
+    /// Evictions by creations of sessions. Held across awaits, so that they are serialized.
+    pub eviction: tokio::sync::Mutex<Eviction>,
     /// Turn locks: at most one turn at a time in each session.
     pub turn_locks: TurnLocks,
     /// Locks of idempotency keys: at most one request at a time for each key.
@@ -106,6 +109,7 @@ impl Tenure {
             observers,
             tools: RwLock::default(),
             unevictable: AtomicUsize::default(),
+            eviction: tokio::sync::Mutex::default(),
             turn_locks: TurnLocks::default(),
             key_locks: TurnLocks::default(),
             compaction_locks: TurnLocks::default(),

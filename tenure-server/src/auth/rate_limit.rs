@@ -1,4 +1,4 @@
-//! Rate limits per key: token buckets that hold one minute's worth and refill continuously. Each node counts on its
+//! Rate limits per key and per assistant: token buckets that hold one minute's worth and refill continuously. Each node counts on its
 //! own (D-104).
 
 use crate::clock::Stopwatch;
@@ -88,6 +88,11 @@ impl LimitStatus {
                 Some((header, HeaderValue::try_from(value).ok()?))
             })
             .collect()
+    }
+
+    fn model_error(&self) -> Option<ModelError> {
+        let limit = self.resource.limit_name();
+        self.retry_after.map(|retry_after| ModelError::RateLimited { limit, max: self.limit, retry_after })
     }
 
     fn error(&self) -> Option<ApiError> {
@@ -206,6 +211,43 @@ impl TokenMeter {
 
     fn charge(&self, tokens: i64) {
         self.limits.charge(&self.key, Resource::Tokens, self.limit, tokens);
+    }
+}
+
+impl TokenMeter {
+    /// Creates a meter that charges tokens to the bucket of `key`.
+    pub fn new(limits: Arc<RateLimits>, key: String, limit: u64) -> Self {
+        Self { limits, key, limit }
+    }
+}
+
+/// A model wrapper that refuses requests beyond the rate limits of a key. Tokens are charged by [`Metered`].
+pub struct RateLimited {
+    /// The wrapped model.
+    pub model: Arc<dyn Model>,
+    /// The token buckets.
+    pub limits: Arc<RateLimits>,
+    /// The key of the buckets.
+    pub key: String,
+    /// Maximum number of requests per minute. `None` means unlimited.
+    pub requests_per_minute: Option<u64>,
+    /// The meter of the tokens. `None` means unlimited.
+    pub meter: Option<TokenMeter>,
+}
+
+#[async_trait]
+impl Model for RateLimited {
+    async fn ask(&self, prompt: Prompt) -> Result<ModelStream, ModelError> {
+        let tokens = self.meter.as_ref().map(|m| self.limits.consume(&self.key, Resource::Tokens, m.limit, 0));
+        // A request that has no tokens left is not counted.
+        let requests = match tokens.and_then(|status| status.model_error()) {
+            Some(error) => return Err(error),
+            None => self.requests_per_minute.map(|limit| self.limits.consume(&self.key, Resource::Requests, limit, 1)),
+        };
+        match requests.and_then(|status| status.model_error()) {
+            Some(error) => Err(error),
+            None => self.model.ask(prompt).await,
+        }
     }
 }
 

@@ -49,6 +49,7 @@ impl Config {
     }
 
     fn from_tree(mut tree: Value) -> anyhow::Result<Self> {
+        resolve_aliases(&mut tree)?;
         remove_nulls(&mut tree, &serde_json::to_value(Self::default())?, SECTION_DEPTH);
         let config: Self = serde_path_to_error::deserialize(tree).map_err(|e| {
             let path = e.path().to_string();
@@ -88,12 +89,52 @@ fn tree(text: &str) -> anyhow::Result<Value> {
     Ok(tree)
 }
 
+/// Other names of keys, and the keys that they mean.
+const ALIASES: [(&str, &str); 3] = [
+    ("short_term.max_sessions", "sessions.max_sessions"),
+    ("short_term.session_ttl", "sessions.ttl"),
+    ("transcripts_dir", "transcripts.dir"),
+];
+
+/// Moves values from other names of keys to the keys themselves. A value under both names is an error that names
+/// the key.
+fn resolve_aliases(tree: &mut Value) -> anyhow::Result<()> {
+    for (alias, key) in ALIASES {
+        let Some(value) = remove(tree, alias) else { continue };
+        if tree.pointer(&format!("/{}", key.replace('.', "/"))).is_some() {
+            bail!("{alias}: the same as `{key}`, which is set too; keep `{key}`");
+        }
+        insert(tree, key, value)?;
+    }
+    let Some(assistant) = remove(tree, "assistant") else { return Ok(()) };
+    if !assistant.is_object() {
+        bail!("assistant: one assistant is a mapping such as `name: helper`; a list of them is `assistants`");
+    }
+    match tree.as_object_mut().map(|map| map.entry("assistants").or_insert_with(|| Value::Array(Vec::new()))) {
+        Some(Value::Array(list)) => list.push(assistant),
+        _ => bail!("assistants: must be a list"),
+    }
+    Ok(())
+}
+
+/// Removes a value by its dotted path.
+fn remove(tree: &mut Value, key_path: &str) -> Option<Value> {
+    match key_path.split_once('.') {
+        Some((name, rest)) => remove(tree.get_mut(name)?, rest),
+        None => tree.as_object_mut()?.remove(key_path),
+    }
+}
+
 /// Sets one value by its dotted path. The value is parsed as YAML, and taken as text if that fails.
 fn set(tree: &mut Value, key_path: &str, value: &str) -> anyhow::Result<()> {
     let parsed = serde_saphyr::from_str(value).ok();
     // `memory:` is the URL of a store, not a mapping without a value.
     let parsed = parsed.filter(|v: &Value| !v.is_object() || value.trim_start().starts_with('{'));
-    let value = parsed.unwrap_or_else(|| Value::from(value));
+    insert(tree, key_path, parsed.unwrap_or_else(|| Value::from(value)))
+}
+
+/// Inserts a value by its dotted path, and the mappings on the way.
+fn insert(tree: &mut Value, key_path: &str, value: Value) -> anyhow::Result<()> {
     let mut node = tree;
     let mut names = key_path.split('.').peekable();
     while let Some(name) = names.next() {
@@ -181,6 +222,36 @@ mod tests {
             "{error}"
         );
         assert!(Config::parse("sessions: {ttl: soon}").unwrap_err().to_string().contains("sessions.ttl"));
+    }
+
+    /// The snippets of the documentation of other servers can be used as they are.
+    #[test]
+    fn other_names_of_keys_are_accepted() {
+        let assistant = "assistant:\n  name: customer-support-agent\n  memory:\n    scope: user\n    retention: 30d\n    max_entries: 1000\n";
+        let config = Config::parse(assistant).unwrap();
+        let list = Config::parse(
+            "assistants: [{name: customer-support-agent, memory: {scope: user, retention: 30d, max_entries: 1000}}]",
+        );
+        assert_eq!(config, list.unwrap());
+        let both = format!("{assistant}assistants: [{{name: other}}]");
+        let names: Vec<_> = Config::parse(&both).unwrap().assistants.into_iter().map(|a| a.name).collect();
+        assert_eq!(names, ["other", "customer-support-agent"]);
+
+        assert_eq!(Config::parse("short_term:\n  max_history_turns: 50\n").unwrap().short_term.max_history_turns, 50);
+        assert_eq!(Config::parse("short_term:\n  max_sessions: 10000\n").unwrap().sessions.max_sessions, 10_000);
+        assert_eq!(Config::parse("short_term:\n  max_sessions: 0\n").unwrap().sessions.max_sessions, 0);
+        let ttl = Config::parse("short_term:\n  session_ttl: 24h\n").unwrap().sessions.ttl;
+        assert_eq!(ttl, "24h".parse().unwrap());
+        assert_eq!(Config::parse("transcripts_dir: out").unwrap().transcripts.dir, "out");
+        for (yaml, want) in [
+            ("short_term: {session_ttl: 1h}\nsessions: {ttl: 2h}", "keep `sessions.ttl`"),
+            ("short_term: {session_ttl: soon}", "sessions.ttl"),
+            ("assistant: [{name: a}]", "assistants"),
+            ("assistant: {nam: a}", "did you mean `name`"),
+        ] {
+            let error = Config::parse(yaml).unwrap_err().to_string();
+            assert!(error.contains(want), "{yaml}: {error}");
+        }
     }
 
     #[test]

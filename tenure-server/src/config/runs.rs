@@ -24,6 +24,10 @@ pub struct RunsConfig {
     pub parallel: usize,
     /// Whether MCP servers are started and connected when the server starts, instead of on first use.
     pub eager_tools: bool,
+    /// Maximum time for which a model call waits for a model server that is rate limited.
+    pub retry_wait: HumanDuration,
+    /// Maximum duration of one pause because of a rate limit. Zero means that runs fail instead.
+    pub max_pause: HumanDuration,
     /// Webhooks notified when a run ends.
     pub webhooks: Vec<WebhookConfig>,
 }
@@ -41,6 +45,8 @@ impl Default for RunsConfig {
             max_result_bytes: policy.max_result_bytes,
             parallel: policy.parallel,
             eager_tools: false,
+            retry_wait: HumanDuration::of(policy.retry_wait),
+            max_pause: HumanDuration::of(policy.max_pause),
             webhooks: Vec::new(),
         }
     }
@@ -56,6 +62,8 @@ impl RunsConfig {
             tool_timeout: time(self.tool_timeout),
             max_result_bytes: self.max_result_bytes,
             parallel: self.parallel,
+            retry_wait: time(self.retry_wait),
+            max_pause: time(self.max_pause),
             ..tenure::policy::RunPolicy::default()
         }
     }

@@ -6,12 +6,13 @@ use crate::error::{ApiError, ApiResult, ErrorBody};
 use crate::http::extract::{IfMatch, JsonBytes, SessionPath, idempotency_key, must_be_object, parse};
 use crate::http::query::StrictQuery;
 use crate::http::view::{self, DiscardedList, MessageList, ReadErrors, WriteErrors};
+use crate::sessions;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use tenure::{Append, Message, Seq};
+use tenure::{Append, Message, Seq, run::OnExpired};
 use utoipa::ToSchema;
 
 /// List messages
@@ -122,7 +123,18 @@ pub async fn append(
         idempotency_key: idempotency_key(&headers)?,
         ..Append::default()
     };
-    let appended = app.tenure.append(&principal, &id, append).await.map_err(|e| if_match.error(e))?;
+    let on_expired = match if_match.0 {
+        // Restoring changes the session, so that it no longer matches the condition.
+        Some(_) => OnExpired::Reject,
+        None => app.config.sessions.on_expired,
+    };
+    let appended = app.tenure.append(&principal, &id, append.clone()).await;
+    let appended = match sessions::unless_expired(&app, &principal, &id, on_expired, appended).await {
+        Ok(Some(appended)) => Ok(appended),
+        Ok(None) => app.tenure.append(&principal, &id, append).await,
+        Err(e) => Err(e),
+    };
+    let appended = appended.map_err(|e| if_match.error(e))?;
     let view = AppendedView { seq: appended.seq, position: appended.position, message_count: appended.messages };
     Ok(view::json(StatusCode::CREATED, Some(appended.seq), view::to_json(&view)))
 }

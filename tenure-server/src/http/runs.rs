@@ -25,6 +25,7 @@ use tenure::{
     log::Head,
     policy::HistoryMode,
     run::{OnBusy, OnExpired, OpenRun, Resumable, RunId, TurnError, TurnRequest, TurnStart},
+    session::Status,
 };
 use tokio::sync::{mpsc, oneshot};
 use utoipa::{IntoParams, ToSchema};
@@ -124,7 +125,7 @@ pub struct EventCursor {
     params(("id" = String, Path, description = "The session"), ("Idempotency-Key" = Option<String>, Header, description = "Requests with the same key and body start one run")),
     request_body(content = NewRun),
     responses(
-        (status = 200, description = "The run ended (`completed`, `failed`, `cancelled`) or waits for review (`paused`)", content((RunWhole = "application/json"), (String = "text/event-stream"))),
+        (status = 200, description = "The run ended (`completed`, `failed`, `cancelled`) or waits for review or a rate limit (`paused`)", content((RunWhole = "application/json"), (String = "text/event-stream"))),
         (status = 202, description = "The run was started (`background`)", body = RunWhole),
         (status = 400, description = "Invalid request", body = ErrorBody),
         (status = 401, description = "Missing or unknown API key", body = ErrorBody),
@@ -132,7 +133,7 @@ pub struct EventCursor {
         (status = 404, description = "No such session or model", body = ErrorBody),
         (status = 408, description = "Timeout while reading the body; nothing was changed", body = ErrorBody),
         (status = 409, description = "The session is busy or paused", body = ErrorBody),
-        (status = 410, description = "The session has expired or was deleted", body = ErrorBody),
+        (status = 410, description = "The session was deleted, or has expired (`on_expired: reject`)", body = ErrorBody),
         (status = 413, description = "A size limit was exceeded", body = ErrorBody),
         (status = 415, description = "The content type is not JSON", body = ErrorBody),
         (status = 422, description = "The idempotency key was used with a different body", body = ErrorBody),
@@ -151,7 +152,7 @@ pub async fn create(
 ) -> ApiResult<Response> {
     let principal = caller.authorize_write()?;
     caller.admit_model_call(&app.rate_limits)?;
-    let head = app.tenure.get_live_head(&principal, &id).await?;
+    let head = app.tenure.head(&principal, &id).await?;
     let model = match body.model.clone() {
         Some(name) => name,
         None => session_model(&app, &principal, &head).await?,
@@ -161,12 +162,22 @@ pub async fn create(
     }
     let mode = body.mode;
     let request = body.into_request(id.clone(), model, app.config.sessions.on_busy, &headers)?;
+    let on_expired = match app.config.sessions.on_expired {
+        // A new session has nothing that a run without messages could continue.
+        OnExpired::Fresh if request.messages.is_empty() => OnExpired::Reject,
+        policy => policy,
+    };
     if let Some((key, body)) = &request.idempotency
         && let Some((_, run)) = app.tenure.find_by_idempotency_key(&principal, key, body).await?
     {
         return respond_to_repeat(&app, &principal, &id, &run, mode).await;
     }
-    match open(&app, &principal, &id, request).await? {
+    let started = open(&app, &principal, &id, request.clone()).await;
+    let started = match sessions::unless_expired(&app, &principal, &id, on_expired, started).await? {
+        Some(started) => started,
+        None => open(&app, &principal, &id, request).await?,
+    };
+    match started {
         TurnStart::Run(turn) => execute(&app, &principal, *turn, mode, caller.token_meter(&app.rate_limits)).await,
         TurnStart::AlreadyAnswered { run, .. } => run_response(&app, &principal, &id, &run, StatusCode::OK).await,
     }
@@ -218,12 +229,17 @@ impl NewRun {
 }
 
 /// Opens a run: with messages as a new turn, without messages from the current end of the session.
-async fn open(app: &AppState, principal: &Principal, id: &SessionId, request: TurnRequest) -> ApiResult<TurnStart> {
+async fn open(
+    app: &AppState,
+    principal: &Principal,
+    id: &SessionId,
+    request: TurnRequest,
+) -> tenure::Result<TurnStart> {
     if request.messages.is_empty() {
         let turn = app.tenure.start_run(principal, id, request.on_busy, request.resumable).await?;
         return Ok(TurnStart::Run(Box::new(turn)));
     }
-    Ok(app.tenure.begin_turn(principal, request).await?)
+    app.tenure.begin_turn(principal, request).await
 }
 
 /// The model for a run whose request names none: the session's preferred model, else the default.
@@ -246,7 +262,7 @@ async fn respond_to_repeat(
         Wait::Background => run_response(app, principal, id, run, StatusCode::ACCEPTED).await,
         Wait::Wait => loop {
             let (head, current) = app.tenure.get_run(principal, id, run).await?;
-            if current.ended.is_some() || !head.reviews.is_empty() {
+            if current.ended.is_some() || head.status == Status::Paused {
                 return run_response(app, principal, id, run, StatusCode::OK).await;
             }
             app.tenure.wait_for_change(principal, id, head.seq).await?;
@@ -416,9 +432,20 @@ pub async fn resume(
     let principal = caller.authorize_write()?;
     let run = run_id(&path)?;
     caller.admit_model_call(&app.rate_limits)?;
-    let (head, previous) = app.tenure.get_run(&principal, &id, &run).await?;
+    let on_expired = match app.config.sessions.on_expired {
+        // The run belongs to the expired session, not to a new one.
+        OnExpired::Fresh => OnExpired::Reject,
+        policy => policy,
+    };
+    let found = app.tenure.get_run(&principal, &id, &run).await;
+    let (head, previous) = match sessions::unless_expired(&app, &principal, &id, on_expired, found).await? {
+        Some(found) => found,
+        None => app.tenure.get_run(&principal, &id, &run).await?,
+    };
     if previous.ended.is_none() {
-        let message = if head.reviews.is_empty() {
+        let message = if head.paused_until().is_some() {
+            "the run is paused because of a rate limit; it resumes by itself (`resumes_at` of the run)"
+        } else if head.reviews.is_empty() {
             "the run is still in progress; follow its events"
         } else {
             "the run is waiting for review; it resumes when its reviews (GET /reviews) are decided"

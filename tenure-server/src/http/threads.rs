@@ -25,7 +25,7 @@ pub struct ThreadBody {
     /// The assistant it belongs to. Sessions of other assistants in the same thread are not considered.
     #[serde(default)]
     assistant_id: Option<String>,
-    /// Whether to create a new session in any case.
+    /// Whether to create a new session in any case; by default the assistant's `sessions.fresh`.
     #[serde(default)]
     fresh: Option<bool>,
     /// The model of a new session.
@@ -45,7 +45,8 @@ pub struct ThreadBody {
 
 /// Get or create the session of a chat thread
 ///
-/// Returns the most recently active session of the thread (200), or creates one if it has no active or paused session (201).
+/// Returns the most recently active session of the thread (200), or creates one if it has no active or paused session, or if each
+/// interaction with the assistant starts a new session (201).
 #[utoipa::path(
     post, path = "/threads/{id}/session", tag = "threads", operation_id = "thread_session",
     params(("id" = String, Path, description = "The thread's id in the chat application")),
@@ -64,7 +65,11 @@ pub async fn session(
 ) -> ApiResult<Response> {
     let principal = caller.authorize_write()?;
     let thread = path.get("id")?;
-    if body.fresh == Some(true) {
+    let assistant = match &body.assistant_id {
+        Some(name) => app.tenure.assistant(&principal, name).await?,
+        None => None,
+    };
+    if body.fresh.unwrap_or(assistant.is_some_and(|a| a.sessions.fresh)) {
         let created = create_session(&app, &principal, new_session(thread, &body, None)).await?;
         return Ok(view::session(StatusCode::CREATED, created.head()));
     }

@@ -3,7 +3,7 @@
 
 use super::compact;
 use crate::app::{App, AppState};
-use crate::auth::rate_limit::{Metered, TokenMeter};
+use crate::auth::rate_limit::{Metered, RateLimited, TokenMeter};
 use crate::clock::Stopwatch;
 use crate::observability::metrics::{self, TimedModel};
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use std::time::Duration;
 use tenure::{
     Executors, Model, ModelError, Principal, RunEvent, SessionId, TurnOutcome,
     log::Head,
-    run::{OpenRun, Resumable, RunId, RunOutcome, TurnError},
+    run::{OnRateLimit, OpenRun, Resumable, RunId, RunOutcome, TurnError},
     session::RawObject,
 };
 use tokio::sync::mpsc;
@@ -59,7 +59,9 @@ pub async fn execute_run(app: &AppState, turn: OpenRun, parameters: Drive) -> Re
     let principal = turn.principal().clone();
     let summaries = turn.compaction_policy();
     let stopwatch = Stopwatch::start();
-    let mut executors = Executors::new(&*model).tools(&*app.tools).options(options);
+    let limited = assistant_limits(app, &turn, model.clone());
+    let mut executors = Executors::new(&*limited).tools(&*app.tools).options(options);
+    executors = executors.on_rate_limit(OnRateLimit::Pause);
     if let Some(listener) = listener {
         executors = executors.stream(true).events(listener);
     }
@@ -68,6 +70,21 @@ pub async fn execute_run(app: &AppState, turn: OpenRun, parameters: Drive) -> Re
     notify_run_ended(app, &principal, &session_id, &run, &outcome).await;
     compact::after_turn(app, &principal, &session_id, summaries, &model_name);
     outcome
+}
+
+/// Wraps a model with the rate limits of the run's assistant, which are counted per tenant.
+fn assistant_limits(app: &AppState, turn: &OpenRun, model: Arc<dyn Model>) -> Arc<dyn Model> {
+    let Some((name, limit)) = turn.rate_limit() else { return model };
+    // The names of tenants contain no slash, and the ids of keys no colon.
+    let key = format!("assistant:{}/{name}", turn.principal().tenant);
+    let limits = app.rate_limits.clone();
+    let requests_per_minute = limit.requests_per_minute;
+    let meter = limit.tokens_per_minute.map(|limit| TokenMeter::new(limits.clone(), key.clone(), limit));
+    let model = match &meter {
+        Some(meter) => Arc::new(Metered { model, meter: meter.clone() }),
+        None => model,
+    };
+    Arc::new(RateLimited { model, limits, key, requests_per_minute, meter })
 }
 
 /// Executes a run with the model and options stored in its details, until it ends or pauses for review. If the
@@ -176,14 +193,17 @@ pub fn spawn_takeover(app: &AppState, head: Head) {
     });
 }
 
-/// Run recovery loop: takes over abandoned runs and decides reviews whose timeout has passed, until the server
-/// stops. Polls every third of the lease duration, between 50 ms and 10 s.
+/// Run recovery loop: takes over abandoned runs, continues sessions whose pause is over and decides reviews whose
+/// timeout has passed, until the server stops. Polls every third of the lease duration, between 50 ms and 10 s.
 pub async fn run_loop(app: &AppState) {
     let pause = (app.tenure.limits().lease / 3).clamp(Duration::from_millis(50), Duration::from_secs(10));
     loop {
         match app.tenure.find_orphaned_runs(MAX_TAKEOVERS).await {
             Ok(heads) => heads.into_iter().for_each(|head| spawn_takeover(app, head)),
             Err(e) => tracing::warn!(error = %e, "could not list abandoned runs; retrying"),
+        }
+        if let Err(e) = app.tenure.resume_paused().await {
+            tracing::warn!(error = %e, "could not continue the sessions whose pause is over; retrying");
         }
         if let Err(e) = app.tenure.decide_overdue().await {
             tracing::warn!(error = %e, "could not decide the reviews that timed out; retrying");

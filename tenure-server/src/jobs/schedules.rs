@@ -18,7 +18,7 @@ use tenure::store::{Item, Namespace, Owner};
 use tenure::{
     Message, SessionId,
     policy::HistoryMode,
-    run::{OnBusy, OnExpired, Resumable, RunId, TurnRequest, TurnStart},
+    run::{OnBusy, Resumable, RunId, TurnRequest, TurnStart},
 };
 
 /// A due time older than this is recorded as missed instead of being run.
@@ -222,7 +222,7 @@ impl<'a> ScheduleJob<'a> {
             resumable: Some(Resumable::new(&model)),
             model: Some(model),
             on_busy: OnBusy::Reject,
-            on_expired: OnExpired::Restore,
+            on_expired: self.app.config.sessions.on_expired,
             idempotency: Some((key.clone(), body.clone())),
             ..TurnRequest::default()
         };

@@ -64,7 +64,7 @@ impl Upstream {
     }
 
     /// Sends a body to a route of the server. Retries with exponential backoff if the server is unreachable or
-    /// responds with 502, 503 or 504, because no answer was generated then.
+    /// responds with 502, 503 or 504 without `Retry-After`, because no answer was generated then.
     pub async fn post(&self, route: &str, body: String) -> Result<Response, ModelError> {
         let body = Bytes::from(body);
         let mut tries = 0;
@@ -72,7 +72,10 @@ impl Upstream {
             let outcome = self.post_once(route, body.clone()).await;
             let retryable = match &outcome {
                 Err(ModelError::Unreachable { .. }) => true,
-                Err(ModelError::Refused { status, .. }) => [502, 503, 504].contains(status),
+                // A server that says when to retry is asked again by the run.
+                Err(ModelError::Refused { status, retry_after, .. }) => {
+                    [502, 503, 504].contains(status) && retry_after.is_none()
+                }
                 _ => false,
             };
             if !retryable || tries >= self.retries {

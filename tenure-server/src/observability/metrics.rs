@@ -20,7 +20,7 @@ static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
 const SECONDS: [f64; 14] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 30.0];
 const SIZES: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0];
 
-/// Minimum interval between two counts of all sessions.
+/// Minimum interval between two counts of all sessions and cached tool results.
 const COUNT_EVERY: Duration = Duration::from_secs(15);
 
 /// Maximum number of sessions whose open reviews are counted.
@@ -191,7 +191,7 @@ pub fn sweep(report: &tenure::maintenance::SweepReport, elapsed: Duration) {
 pub struct SessionCounts(tokio::sync::Mutex<Option<Stopwatch>>);
 
 impl SessionCounts {
-    /// Counts the sessions by status, at most once per `COUNT_EVERY`, because counting is not free.
+    /// Counts the sessions by status and the cached tool results, at most once per `COUNT_EVERY`, because counting is not free.
     async fn refresh(&self, tenure: &Tenure) -> tenure::Result<()> {
         let mut last = self.0.lock().await;
         if last.is_some_and(|at| at.elapsed() < COUNT_EVERY) {
@@ -201,6 +201,7 @@ impl SessionCounts {
             gauge!("tenure_sessions", "status" => status.as_str()).set(count as f64);
         }
         gauge!("tenure_open_reviews").set(tenure.count_open_reviews(MAX_REVIEWED_SESSIONS).await? as f64);
+        gauge!("tenure_tool_cache_entries").set(tenure.cache_size().await? as f64);
         *last = Some(Stopwatch::start());
         Ok(())
     }

@@ -13,7 +13,7 @@ async fn a_session_is_created_read_updated_and_deleted() {
     let want = json!({
         "id": "a", "session_id": "a", "object": "session", "status": "active", "user": "default", "assistant_id": "declared",
         "thread_id": "t", "model": "m", "title": "T", "tags": ["x"], "metadata": {"k": 1}, "created_at": "2026-01-01T00:00:00Z",
-        "updated_at": "2026-01-01T00:00:00Z", "active_at": "2026-01-01T00:00:00Z", "parent": null, "seq": 1,
+        "updated_at": "2026-01-01T00:00:00Z", "active_at": "2026-01-01T00:00:00Z", "pause": null, "parent": null, "seq": 1,
         "message_count": 0, "turn_count": 0,
     });
     assert_eq!(created.expect_status(201), want);

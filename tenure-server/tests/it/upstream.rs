@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use tenure::{Options, Tenure, run::RunOutcome};
 use tenure_server::app::App;
+use tenure_server::config::Config;
 
 fn byte_chunks(text: &str, size: usize) -> Vec<Bytes> {
     text.as_bytes().chunks(size).map(Bytes::copy_from_slice).collect()
@@ -232,7 +233,11 @@ async fn retries() {
             (ModelResponse::Hang, 1),
             (ModelResponse::Raw(SSE, vec![content_chunk("Half").into()], StreamEnd::Aborted), 1),
         ] {
-            let test = TestServer::with(StoreKind::Memory, stream, |c| c.models[0].retries = 2).await.unwrap();
+            let change = |c: &mut Config| {
+                c.models[0].retries = 2;
+                c.runs.retry_wait = "0s".parse().unwrap();
+            };
+            let test = TestServer::with(StoreKind::Memory, stream, change).await.unwrap();
             for _ in 0..times {
                 test.model.then(act.clone());
             }

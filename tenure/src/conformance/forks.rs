@@ -139,7 +139,7 @@ pub async fn a_fork_from_before_its_parent_began_stays_complete(Fixture { store,
 pub async fn a_deleted_fork_inherits_too(Fixture { store, .. }: Fixture) {
     let p = parent(&*store, "p", 4).await;
     let mut f = fork(&*store, &p, "f", 3).await;
-    f.push(Entry::Status { to: Status::Deleted, reason: None }).save(&*store).await;
+    f.push(Entry::Status { to: Status::Deleted, reason: None, until: None }).save(&*store).await;
     store.purge(&p.key).await.unwrap();
     assert_complete(&*store, &[&f]).await;
 }

@@ -182,7 +182,7 @@ pub async fn statuses_are_found(Fixture { store, .. }: Fixture) {
     let statuses = [Status::Active, Status::Paused, Status::Expired, Status::Deleted];
     for to in statuses {
         let mut log = SessionLog::new(to.as_str());
-        log.push(Entry::Status { to, reason: None }).save(&*store).await;
+        log.push(Entry::Status { to, reason: None, until: None }).save(&*store).await;
     }
     let with = |status: &[Status]| SessionQuery { status: status.to_vec(), ..all() };
     assert_ids(&store.heads(&with(&[])).await.unwrap(), &["paused", "expired", "deleted", "active"]);
@@ -202,7 +202,7 @@ pub async fn sessions_are_counted_by_their_status(Fixture { store, .. }: Fixture
         for i in 0..=n {
             let tenant = if i == 0 { "default" } else { "other" };
             let mut log = SessionLog::begin(key(tenant, &format!("{to}-{i}")), SessionCreated::default(), timestamp(0));
-            log.push(Entry::Status { to, reason: None }).save(&*store).await;
+            log.push(Entry::Status { to, reason: None, until: None }).save(&*store).await;
             logs.push(log);
         }
     }
@@ -212,7 +212,7 @@ pub async fn sessions_are_counted_by_their_status(Fixture { store, .. }: Fixture
         assert_eq!(statuses.map(of), want);
     };
     expect([1, 2, 3, 4]).await;
-    logs[9].push(Entry::Status { to: Status::Active, reason: None }).save(&*store).await;
+    logs[9].push(Entry::Status { to: Status::Active, reason: None, until: None }).save(&*store).await;
     store.purge(&key("default", "paused-0")).await.unwrap();
     expect([2, 1, 3, 3]).await;
 }
@@ -650,7 +650,7 @@ pub async fn a_changed_head_is_found_by_its_current_state(Fixture { store, .. }:
     log.save(&*store).await;
     let change = serde_json::from_value(json!({"title": "after", "tags": ["new"], "metadata": {"n": 2}})).unwrap();
     log.push(Entry::info(change))
-        .push(Entry::Status { to: Status::Paused, reason: None })
+        .push(Entry::Status { to: Status::Paused, reason: None, until: None })
         .push_message("hi")
         .save(&*store)
         .await;

@@ -58,8 +58,9 @@ pub(super) fn every_kind() -> Vec<Entry> {
         Entry::Rewound(RewindEntry { to: 2, digest }),
         Entry::info(SessionPatch { model: Patch::Clear, title: text, tags, metadata }),
         Entry::info(SessionPatch::default()),
-        Entry::Status { to: Status::Paused, reason: Some("a person must look".to_owned()) },
-        Entry::Status { to: Status::Active, reason: None },
+        Entry::Status { to: Status::Paused, reason: Some("a person must look".to_owned()), until: None },
+        Entry::Status { to: Status::Active, reason: None, until: None },
+        Entry::Status { to: Status::Paused, reason: None, until: Some(timestamp(99)) },
         Entry::RunStarted { run: run.clone(), claim: None, detail: detail.clone() },
         Entry::RunStarted {
             run: run.clone(),

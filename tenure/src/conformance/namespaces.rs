@@ -44,6 +44,20 @@ pub async fn an_item_reads_back(Fixture { store, .. }: Fixture) {
     assert_eq!(store.get(&cache(), "other", None).await.unwrap(), None);
 }
 
+/// Counting by name counts the items of every tenant and owner, and of no other name.
+pub async fn items_are_counted_by_name(Fixture { store, .. }: Fixture) {
+    assert_eq!(store.count_items("cache").await.unwrap(), 0);
+    let other = Namespace { owner: Owner::Tenant, tenant: Tenant::new("other").unwrap(), name: "cache".to_owned() };
+    let memory = Namespace { name: "memory".to_owned(), ..other.clone() };
+    for (namespace, keys) in [(cache(), ["a", "b"].as_slice()), (other.clone(), &["a"]), (memory, &["a", "b", "c"])] {
+        let items: Vec<_> = keys.iter().map(|key| item(key, 1)).collect();
+        put_all(&*store, &namespace, &items).await;
+    }
+    assert_eq!(store.count_items("cache").await.unwrap(), 3);
+    store.remove(&other, "a").await.unwrap();
+    assert_eq!((store.count_items("cache").await.unwrap(), store.count_items("memory").await.unwrap()), (2, 3));
+}
+
 /// Keys and texts may be any string, and values may be large.
 pub async fn unusual_items_are_stored(Fixture { store, .. }: Fixture) {
     let long = "k".repeat(500);

@@ -27,7 +27,7 @@ async fn fill(store: &dyn Store) {
         let mut log =
             SessionLog::begin(key(["a", "b"][usize::from(n % 10 == 9)], &format!("s{n}")), created, timestamp(n / 4));
         if n % 3 == 0 {
-            log.push_at(timestamp(n / 4), Entry::Status { to: Status::Deleted, reason: None });
+            log.push_at(timestamp(n / 4), Entry::Status { to: Status::Deleted, reason: None, until: None });
         }
         log.save(store).await;
     }

@@ -4,7 +4,7 @@
 use super::fixture::Fixture;
 use crate::store::contract::Store;
 use crate::store::item::{Item, Owner};
-use crate::store::query::{OwnerFilter, SessionCursor, SessionOrder, SessionQuery};
+use crate::store::query::{ExpiryCutoffs, OwnerFilter, SessionCursor, SessionOrder, SessionQuery};
 use crate::testing::records::{
     SessionLog, append_message, head_of, item, key, namespace, read_all, read_full_log, timestamp,
 };
@@ -67,7 +67,7 @@ fn push_random_entry(rng: &mut Rng, log: &mut SessionLog) {
             };
             log.push(Entry::review_opened(opened))
         }
-        0 => log.push(Entry::Status { to: *rng.pick(&STATUSES), reason: None }),
+        0 => log.push(Entry::Status { to: *rng.pick(&STATUSES), reason: None, until: None }),
         1 => log.push(Entry::RunClaimed {
             run,
             claim: LeaseClaim { node: "n".to_owned(), until: timestamp(rng.below(50) as i64) },
@@ -134,6 +134,10 @@ fn query(rng: &mut Rng, heads: &[Head]) -> SessionQuery {
     }
     if rng.once_in(4) {
         query.status = STATUSES.into_iter().filter(|_| rng.once_in(2)).collect();
+        query.expiry = rng.once_in(2).then(|| ExpiryCutoffs {
+            default: (!rng.once_in(3)).then(|| time(rng, 25)),
+            by_assistant: [("it's".to_owned(), (!rng.once_in(3)).then(|| time(rng, 25)))].into(),
+        });
     }
     if rng.once_in(5) {
         query.created_after = Some(sample.info.created_at);
@@ -197,7 +201,7 @@ pub async fn any_query_agrees_with_its_definition(Fixture { store, .. }: Fixture
     let mut rng = Rng::new(SEED);
     let heads = fill(&*store, &mut rng).await;
     let mut hits = 0;
-    for n in 0..300 {
+    for n in 0..400 {
         let query = query(&mut rng, &heads);
         let want = expected_heads(&query, &heads);
         hits += want.len();

@@ -3,6 +3,7 @@
 
 use crate::clock::Clock;
 use crate::engine::cache::{SessionCache, new_session_cache};
+use crate::engine::live_count::LiveCount;
 use crate::engine::node::node_name;
 use crate::engine::observer::CommitObserver;
 use crate::engine::options::Options;
@@ -40,6 +41,7 @@ pub(crate) struct EngineState {
     /// The tasks that wait for sessions to change.
     pub watchers: Arc<ChangeHub>,
     usage: UsageCache,
+    live_count: LiveCount,
     observers: Vec<Arc<dyn CommitObserver>>,
 }
 
@@ -66,6 +68,7 @@ impl Engine {
             assistants: Registry::default(),
             node: node_name(),
             usage: UsageCache::default(),
+            live_count: LiveCount::default(),
             options,
         };
         Self { shared: Arc::new(shared), scheduled: None }
@@ -133,6 +136,11 @@ impl Engine {
     /// The cached usage of users and tenants that have quotas.
     pub fn usage_cache(&self) -> &UsageCache {
         &self.shared.usage
+    }
+
+    /// The cached number of live sessions.
+    pub fn live_count(&self) -> &LiveCount {
+        &self.shared.live_count
     }
 
     /// The tasks that wait for sessions to change.

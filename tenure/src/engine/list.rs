@@ -19,7 +19,8 @@ pub struct SessionPage {
 
 impl Engine {
     /// Lists sessions that match the query, most recently active first (D-029). Expired and deleted
-    /// sessions are omitted unless the query asks for them. The work of one page is bounded by
+    /// sessions are omitted unless the query asks for them. The status of a session is its effective one: a
+    /// session past its time to live is listed as expired, whether or not a sweep has visited it. The work of one page is bounded by
     /// `max_scan`: a page may be short or empty and still have a next one.
     pub async fn list(&self, principal: &Principal, mut query: SessionQuery) -> Result<SessionPage> {
         self.ensure_assistants_loaded(&principal.tenant).await?;
@@ -35,12 +36,14 @@ impl Engine {
         heads.truncate(query.limit - 1);
         let next = heads.last().filter(|_| more).map(SessionCursor::of).or(stopped);
         // The stored status may be out of date: sessions may have expired since the last sweep.
-        heads.retain(|h| query.status.contains(&self.status_of(h)));
+        if let Some(expiry) = &query.expiry {
+            heads.iter_mut().for_each(|head| head.status = expiry.status_of(head));
+        }
         Ok(SessionPage { heads, next })
     }
 
     /// Restricts a query to the sessions that the principal may see, and to live sessions unless it
-    /// asks for others. Checks `max_offset` and `max_page`.
+    /// asks for others. Evaluates expiry now. Checks `max_offset` and `max_page`.
     pub fn restrict_query(&self, principal: &Principal, query: &mut SessionQuery) -> Result<()> {
         query.owner = match (principal.scope, &query.owner) {
             (AccessScope::Own, _) => OwnerFilter::User(principal.tenant.clone(), principal.user.clone()),
@@ -52,6 +55,7 @@ impl Engine {
         if query.status.is_empty() {
             query.status = vec![Status::Active, Status::Paused];
         }
+        query.expiry = Some(self.expiry_cutoffs(&principal.tenant));
         if query.offset > self.limits().max_offset {
             let max = self.limits().max_offset;
             let reason = format!("`offset` is over the limit `max_offset` of {max}; use `cursor` to get the next page");

@@ -10,8 +10,8 @@ use crate::types::policy::{Limits, Policy};
 pub struct Options {
     /// The policy of sessions that belong to no assistant with a policy of its own.
     pub policy: Policy,
-    /// The maximum number of live sessions; 0 means no limit. The sweep evicts the longest idle
-    /// sessions over it (D-017).
+    /// The maximum number of live sessions; 0 means no limit. Creating a session beyond it evicts the least
+    /// recently used ones; the sweep evicts what remains (D-017, D-135).
     pub max_sessions: usize,
     /// Limits on sizes and counts.
     pub limits: Limits,

@@ -2,10 +2,12 @@
 
 use crate::engine::core::Engine;
 use crate::engine::registry::{TenantAssistants, assistants_namespace};
+use crate::store::query::ExpiryCutoffs;
 use crate::types::assistant::Assistant;
 use crate::types::error::{Error, Result};
 use crate::types::id::{Principal, Tenant};
 use crate::types::policy::Policy;
+use jiff::SignedDuration;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,11 +22,7 @@ impl Engine {
     /// Lists all assistants by name: the declared ones and the tenant's own, read from the store.
     pub async fn assistants(&self, principal: &Principal) -> Result<Vec<Arc<Assistant>>> {
         self.read_assistants(&principal.tenant).await?;
-        let registry = self.assistant_registry();
-        let own = registry.own.read().unwrap_or_else(|e| e.into_inner());
-        let mut all = own.get(&principal.tenant).map(|o| o.by_name.clone()).unwrap_or_default();
-        all.extend(registry.declared.read().unwrap_or_else(|e| e.into_inner()).clone());
-        Ok(all.into_values().collect())
+        Ok(self.assistant_registry().all(&principal.tenant).into_values().collect())
     }
 
     /// The policy for the sessions of an assistant, or of no assistant. A tenant's own assistants
@@ -33,6 +31,17 @@ impl Engine {
         let default = self.default_policy();
         let assistant = assistant.and_then(|name| self.assistant_registry().find(tenant, name));
         assistant.map_or_else(|| default.clone(), |a| a.policy(default)).with_scope_applied()
+    }
+
+    /// The times of last activity before which the active sessions of a tenant have expired.
+    pub(crate) fn expiry_cutoffs(&self, tenant: &Tenant) -> ExpiryCutoffs {
+        let now = self.now();
+        let cutoff = |ttl: Option<Duration>| now.checked_sub(SignedDuration::try_from(ttl?).ok()?).ok();
+        let by_assistant = self.assistant_registry().all(tenant).into_iter().filter_map(|(name, assistant)| {
+            let ttl = assistant.sessions.ttl?;
+            Some((name, cutoff(ttl.duration())))
+        });
+        ExpiryCutoffs { default: cutoff(self.default_policy().ttl), by_assistant: by_assistant.collect() }
     }
 
     /// The shortest time to live of any session, as far as assistants are cached. It determines how

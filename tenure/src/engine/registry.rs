@@ -46,6 +46,15 @@ impl Registry {
         own.get(tenant)?.by_name.get(name).cloned()
     }
 
+    /// Returns all assistants of a tenant by name, as far as they are cached. Declared assistants take
+    /// precedence.
+    pub fn all(&self, tenant: &Tenant) -> BTreeMap<String, Arc<Assistant>> {
+        let own = self.own.read().unwrap_or_else(|e| e.into_inner());
+        let mut all = own.get(tenant).map(|o| o.by_name.clone()).unwrap_or_default();
+        all.extend(self.declared.read().unwrap_or_else(|e| e.into_inner()).clone());
+        all
+    }
+
     /// Returns true if the assistants of a tenant were read within [`CACHE_TTL`].
     pub fn is_fresh(&self, tenant: &Tenant, now: Timestamp) -> bool {
         let own = self.own.read().unwrap_or_else(|e| e.into_inner());

@@ -106,6 +106,10 @@ impl Store for ScheduledStore {
         self.inner.page(query, max_scan).await
     }
 
+    async fn count_items(&self, name: &str) -> Result<u64> {
+        self.inner.count_items(name).await
+    }
+
     async fn count(&self) -> Result<Vec<(Status, u64)>> {
         self.inner.count().await
     }

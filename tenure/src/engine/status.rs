@@ -26,9 +26,11 @@ impl Engine {
         let policy = self.policy(&head.tenant, head.assistant.as_deref());
         let (from, after) = match head.status {
             Status::Active => (head.active_at, policy.ttl?),
-            // A paused session waits for human review. It is due at the earliest timeout of its
-            // open reviews (D-015).
-            Status::Paused => return head.reviews.iter().filter_map(|r| r.timeout).min(),
+            // A paused session waits for human review or for a time. It is due at the earliest timeout of
+            // its open reviews (D-015), or at that time (D-136).
+            Status::Paused => {
+                return head.reviews.iter().filter_map(|r| r.timeout).chain(head.paused_until()).min();
+            }
             Status::Expired | Status::Deleted => (head.status_at, policy.retention?),
         };
         from.checked_add(SignedDuration::try_from(after).ok()?).ok()

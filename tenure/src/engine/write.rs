@@ -164,7 +164,9 @@ impl Engine {
         }
         let base = Some(previous.end());
         let commit = Commit { base, records, head, items: draft.items, blobs: draft.blobs };
+        let previous_status = previous.status;
         self.commit_step(&commit).await?;
+        self.live_count().record_change(Some(previous_status), &commit.head);
         let event = Committed::of(&commit.head, &commit.records);
         // The ancestor of a fork is determined by the store and may have changed, so the cached
         // head of a fork is not current.
@@ -181,13 +183,8 @@ impl Engine {
         Ok((draft.reply, event))
     }
 
-    /// Commits the first records of a new session.
-    pub(crate) async fn begin(&self, key: &SessionKey, first: &Record, more: Vec<Record>) -> Result<Head> {
-        self.begin_with(key, first, more, Vec::new()).await
-    }
-
     /// Commits the first records of a new session with their media.
-    pub(crate) async fn begin_with(
+    pub(crate) async fn begin(
         &self,
         key: &SessionKey,
         first: &Record,
@@ -202,6 +199,7 @@ impl Engine {
         let mut commit = Commit::new(None, [vec![first.clone()], more].concat(), head.clone());
         commit.blobs = blobs;
         self.commit_step(&commit).await?;
+        self.live_count().record_change(None, &head);
         self.evict(key);
         Ok(head)
     }
@@ -209,6 +207,7 @@ impl Engine {
     /// Purges a session and evicts it from the cache.
     pub(crate) async fn purge_key(&self, key: &SessionKey) -> Result<()> {
         self.store().purge(key).await?;
+        self.live_count().forget();
         self.evict(key);
         Ok(())
     }

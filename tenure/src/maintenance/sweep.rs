@@ -35,6 +35,8 @@ pub struct SweepReport {
     pub purged: Vec<SessionKey>,
     /// Sessions with reviews that timed out and were decided automatically.
     pub decided: Vec<SessionKey>,
+    /// Sessions whose pause was over and that continue.
+    pub resumed: Vec<SessionKey>,
     /// The number of expired items that were removed, such as cached tool results.
     pub items: usize,
     /// Sessions that failed, and why. The next pass tries them again.
@@ -51,6 +53,7 @@ enum SweepOutcome {
     Evicted,
     Purged,
     Decided,
+    Resumed,
 }
 
 impl SweepReport {
@@ -61,6 +64,7 @@ impl SweepReport {
             Ok(Some(SweepOutcome::Evicted)) => self.evicted.push(key),
             Ok(Some(SweepOutcome::Purged)) => self.purged.push(key),
             Ok(Some(SweepOutcome::Decided)) => self.decided.push(key),
+            Ok(Some(SweepOutcome::Resumed)) => self.resumed.push(key),
             Err(e) => self.failed.push((key, e.to_string())),
         }
     }
@@ -158,6 +162,9 @@ impl Tenure {
         match self.engine.due_at(&head) {
             // The session was active since its due time was stored.
             due if due.is_none_or(|t| t > now) => self.set_due_at(&head, due).await.map(|()| None),
+            _ if head.status == Status::Paused && self.resume_paused_session(&head).await? => {
+                Ok(Some(SweepOutcome::Resumed))
+            }
             _ if head.status == Status::Paused => match self.decide_overdue_in_session(&head).await? {
                 0 => self.set_due_at(&head, None).await.map(|()| None),
                 _ => Ok(Some(SweepOutcome::Decided)),

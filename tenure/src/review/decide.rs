@@ -5,14 +5,15 @@
 
 use crate::engine::pending_commit::PendingCommit;
 use crate::rules::partial::PartialSession;
+use crate::rules::run_entries::release_entry;
 use crate::rules::session::Review;
 use crate::store::query::{OwnerFilter, SessionCursor, SessionOrder, SessionQuery};
 use crate::tenure::Tenure;
 use crate::types::decision_chain::DecisionChain;
-use crate::types::entry::{Decision, Entry, LeaseClaim, ReviewDecided};
+use crate::types::entry::{Decision, Entry, ReviewDecided};
 use crate::types::error::{Error, Result};
 use crate::types::head::{Head, ReviewIndexLabel};
-use crate::types::id::{Principal, ReviewId, RunId};
+use crate::types::id::{Principal, ReviewId};
 use crate::types::status::Status;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
@@ -242,15 +243,10 @@ fn decision_entries(
     let decision_record = ReviewDecided { review: id.clone(), step, decision, reviewer, notes, arguments, previous };
     let mut entries = vec![Entry::review_decided(decision_record.clone())];
     if session.open_reviews().all(|r| r.opened.review == id) {
-        entries.push(Entry::Status { to: Status::Active, reason: Some("decided".to_owned()) });
+        entries.push(Entry::Status { to: Status::Active, reason: Some("decided".to_owned()), until: None });
         entries.extend(review.opened.run.clone().map(|run| release_entry(run, now)));
     }
     (entries, Review { decided: Some((now, decision_record)), ..review.clone() })
-}
-
-/// An entry that releases a run's lease, so that any node can take it over.
-fn release_entry(run: RunId, now: Timestamp) -> Entry {
-    Entry::RunClaimed { run, claim: LeaseClaim { node: String::new(), until: now } }
 }
 
 fn find_review<'s>(reviews: &'s [Review], id: &ReviewId) -> Result<&'s Review> {

@@ -63,6 +63,23 @@ pub(crate) fn automatic_checkpoint(head: &Head, new: &[Message], run: Option<&Ru
     }))
 }
 
+/// Builds the automatic checkpoint after a summary of the oldest messages.
+pub(crate) fn compaction_checkpoint(session: &Session) -> Option<Entry> {
+    // The record of the summary, which makes the label unique.
+    let label = CheckpointLabel::new(format!("compacted-{}", session.head().seq + 1)).ok()?;
+    Some(Entry::Checkpoint(CheckpointEntry { label, auto: true, run: None, step: None, state: Default::default() }))
+}
+
+/// Builds the automatic checkpoint after tool results that a client sent with a request: it follows the start of
+/// the request's run, as the run's first step.
+pub(crate) fn client_tools_checkpoint(session: &Session, run: &RunId) -> Option<Entry> {
+    let prefix = format!("turn-{}.", session.head().digest.turns.max(1));
+    let earlier = session.checkpoints.iter().filter(|c| c.auto && c.label.as_str().starts_with(&prefix)).count();
+    let label = CheckpointLabel::new(format!("{prefix}{}", earlier + 1)).ok()?;
+    let run = Some(run.clone());
+    Some(Entry::Checkpoint(CheckpointEntry { label, auto: true, run, step: Some(1), state: Default::default() }))
+}
+
 /// Computes the checkpoints that a run would have set along these messages: `turn-N` after each answer, and
 /// `turn-N.M` after the result of the turn's M-th tool call.
 pub fn make_checkpoints(messages: &[StoredMessage]) -> Vec<Checkpoint> {

@@ -4,7 +4,7 @@ use crate::rules::metadata;
 use crate::types::decision_chain::DecisionChain;
 use crate::types::digest::LogDigest;
 use crate::types::entry::{Entry, Record, SessionCreated};
-use crate::types::head::{DECISIONS, Head, Lease, OpenReview, PromptPrefix, SessionInfo};
+use crate::types::head::{DECISIONS, Head, Lease, OpenReview, Pause, PromptPrefix, SessionInfo};
 use crate::types::id::SessionKey;
 use crate::types::log_hash::LogHash;
 use crate::types::status::Status;
@@ -31,6 +31,7 @@ impl Head {
             thread: None,
             status: Status::Active,
             status_at: record.at,
+            pause: None,
             active_at: record.at,
             due_at: None,
             first: record.seq,
@@ -75,6 +76,7 @@ impl Head {
         self.thread = c.thread;
         self.status = Status::Active;
         self.status_at = at;
+        self.pause = None;
         self.active_at = at;
         self.run = None;
         self.lease = None;
@@ -122,11 +124,17 @@ impl Head {
                 self.info.tags = tags.unwrap_or_default();
                 metadata::apply_patch(&mut self.info.metadata, &patch.metadata);
             }
-            Entry::Status { to, .. } => {
+            Entry::Status { to, reason, until } => {
                 // The session was restored or stopped waiting: its time to live starts again.
                 active = *to == Status::Active && self.status != Status::Active;
                 self.status = *to;
                 self.status_at = at;
+                let is_paused = *to == Status::Paused;
+                self.pause = is_paused.then(|| Pause { reason: reason.clone(), until: *until });
+                if self.paused_until().is_some() {
+                    // A run that waits for a time holds no lease.
+                    self.lease = None;
+                }
             }
             Entry::RunStarted { run, claim, .. } => {
                 self.run = Some(run.clone());
@@ -138,6 +146,9 @@ impl Head {
                 self.run = None;
                 self.lease = None;
                 self.reviews.clear();
+                if let Some(pause) = &mut self.pause {
+                    pause.until = None;
+                }
                 active = true;
             }
             Entry::ReviewOpened(opened) => {

@@ -84,11 +84,11 @@ fn with_system_prompt(mut plan: ReconcilePlan, stored: &[StoredMessage], system:
     plan
 }
 
-/// Replaces review notices by the messages they stood for. A client that sends back everything also sends the
-/// notice that it received while a review was open; the message that the run has since produced stands for
+/// Replaces notices by the messages they stood for. A client that sends back everything also sends the notice
+/// that it received while a review was open or the run was paused; the message that the run has since produced stands for
 /// it, and without one the notice is dropped (D-062).
 fn with_answers_for_notices<'a>(session: &Session, incoming: &'a [Message]) -> Cow<'a, [Message]> {
-    if session.reviews.is_empty() || !incoming.iter().any(crate::rules::review_notice::is_notice) {
+    if session.runs.is_empty() || !incoming.iter().any(crate::rules::review_notice::is_notice) {
         return Cow::Borrowed(incoming);
     }
     let answers = incoming.iter().filter_map(|message| {

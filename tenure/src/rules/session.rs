@@ -8,7 +8,8 @@ use crate::types::head::{Head, LogEnd};
 use crate::types::id::{CheckpointLabel, RunId, Seq, SessionKey};
 use crate::types::message::Message;
 use crate::types::resumable::Resumable;
-use jiff::Timestamp;
+use crate::types::status::Status;
+use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::sync::OnceLock;
@@ -23,6 +24,10 @@ pub struct StoredMessage {
     /// The run that produced the message. `None` means that no run did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run: Option<RunId>,
+    /// The run that was started with this message as input. `None` means that no run was, or that a run produced
+    /// the message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input_of: Option<RunId>,
     /// Whether this system message replaced the initial instructions.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[serde(rename = "lead")]
@@ -41,7 +46,7 @@ impl StoredMessage {
     /// Creates a stored message from a log entry.
     pub(crate) fn new(seq: Seq, at: Timestamp, entry: MessageEntry) -> Self {
         let MessageEntry { run, replaces_instructions, partial, replies_to, message } = entry;
-        Self { seq, at, run, replaces_instructions, partial, replies_to, message }
+        Self { seq, at, run, input_of: None, replaces_instructions, partial, replies_to, message }
     }
 }
 
@@ -117,6 +122,19 @@ pub struct Run {
     /// The tool calls that were started, in order. They show which calls may have been executed when a result
     /// is missing.
     pub tools_started: Vec<ToolCallStart>,
+    /// The pauses of the run until a time.
+    pub(crate) pauses: RunPauses,
+}
+
+/// The pauses of a run until a time, because of a rate limit.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct RunPauses {
+    /// The number of pauses since the run last produced a message.
+    pub count: u32,
+    /// The start of the current pause.
+    pub since: Option<Timestamp>,
+    /// The total duration of the pauses that are over.
+    pub total: SignedDuration,
 }
 
 /// A tool call that was started.
@@ -195,6 +213,24 @@ impl Summary {
     pub fn text(&self) -> String {
         let text = self.message.text();
         text.strip_prefix(SUMMARY_MARKER).map_or(&*text, str::trim_start).to_owned()
+    }
+}
+
+/// Marks the input of a run: the messages that were committed together with its start, directly before it.
+/// `newest_first` are the messages before the record `started`.
+pub(crate) fn mark_inputs<'a>(
+    newest_first: impl Iterator<Item = &'a mut StoredMessage>,
+    run: &RunId,
+    started: Seq,
+    at: Timestamp,
+) {
+    let mut next = started;
+    for stored in newest_first {
+        if stored.seq + 1 != next || stored.at != at || stored.run.is_some() {
+            break;
+        }
+        stored.input_of = Some(run.clone());
+        next = stored.seq;
     }
 }
 
@@ -299,6 +335,7 @@ impl Session {
         match record.entry {
             Entry::Message(entry) => {
                 self.bytes += entry.message.text_len();
+                self.end_pauses(&entry);
                 self.messages.push(StoredMessage::new(record.seq, record.at, entry));
             }
             _ => drop(self.apply_to_lists(&record)),
@@ -349,6 +386,24 @@ impl Session {
         self.apply_to_lists(record)
     }
 
+    /// Resets the number of pauses of the run that has produced a message.
+    fn end_pauses(&mut self, entry: &MessageEntry) {
+        if let Some(run) = self.runs.last_mut().filter(|run| entry.run.as_ref() == Some(&run.id)) {
+            run.pauses.count = 0;
+        }
+    }
+
+    /// Records the begin or the end of a pause of the open run.
+    fn apply_pause(&mut self, to: Status, until: Option<Timestamp>, at: Timestamp) {
+        let Some(run) = self.runs.last_mut().filter(|run| run.ended.is_none()) else { return };
+        if to == Status::Paused && until.is_some() {
+            run.pauses.count += 1;
+            run.pauses.since = Some(at);
+        } else if let Some(since) = run.pauses.since.take() {
+            run.pauses.total += at.duration_since(since).max(SignedDuration::ZERO);
+        }
+    }
+
     /// Applies the next record to the lists only. Returns the messages that a rewind discards.
     pub(crate) fn apply_to_lists(&mut self, record: &Record) -> Vec<StoredMessage> {
         let seq = record.seq;
@@ -356,11 +411,13 @@ impl Session {
         match &record.entry {
             Entry::Message(entry) => {
                 self.bytes += entry.message.text_len();
+                self.end_pauses(entry);
                 self.messages.push(StoredMessage::new(seq, at, entry.clone()));
             }
             Entry::Checkpoint(c) => self.checkpoints.push(checkpoint(c, seq, at, self.older.0 + self.messages.len())),
             Entry::Rewound(r) => return self.truncate(r.to),
             Entry::RunStarted { run, detail, .. } => {
+                mark_inputs(self.messages.iter_mut().rev(), run, seq, at);
                 self.runs.push(Run {
                     id: run.clone(),
                     started_at: at,
@@ -370,6 +427,7 @@ impl Session {
                     seq,
                     detail: detail.clone(),
                     tools_started: Vec::new(),
+                    pauses: RunPauses::default(),
                 });
             }
             Entry::ToolStarted { run, call, tool, detail } => {
@@ -433,7 +491,8 @@ impl Session {
                     run.ended = Some((at, RunOutcome::Cancelled));
                 }
             }
-            Entry::Info(_) | Entry::Status { .. } | Entry::RunClaimed { .. } => {}
+            Entry::Status { to, until, .. } => self.apply_pause(*to, *until, at),
+            Entry::Info(_) | Entry::RunClaimed { .. } => {}
         }
         Vec::new()
     }

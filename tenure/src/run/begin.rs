@@ -16,10 +16,12 @@ use crate::run::idempotency::{StartedRun, derive_run_id, derive_session_id, idem
 use crate::run::open_run::{OpenRun, RunInput, RunStart};
 use crate::run::request::{OnExpired, TurnRequest};
 use crate::run::turn_plan::{CommittedTurn, TurnPlan, prompt_after};
+use crate::session::lifecycle::NewSession;
 use crate::tenure::Tenure;
 use crate::types::assistant::Assistant;
 use crate::types::blob::Blob;
 use crate::types::error::{Error, Result};
+use crate::types::head::Head;
 use crate::types::id::{Principal, RunId, SessionId, SessionKey, Tenant};
 use crate::types::message::Message;
 use jiff::Timestamp;
@@ -166,6 +168,36 @@ impl Tenure {
         let watch = self.engine.watch(key);
         let _ = tokio::time::timeout(pause, watch.remote_change()).await;
         Ok(())
+    }
+
+    /// Prepares a session for a request that continues it. A live session is left as it is. An expired session
+    /// is restored, replaced by a new one with the same assistant, thread and model, or rejected
+    /// ([`Error::Gone`]), as `policy` says. A deleted session is rejected.
+    pub async fn ensure_live(&self, principal: &Principal, id: &SessionId, policy: OnExpired) -> Result<Head> {
+        self.engine.ensure_assistants_loaded(&principal.tenant).await?;
+        let head = self.head(principal, id).await?;
+        match self.engine.check_live(&head) {
+            Err(Error::Gone { status, .. }) => self.handle_expired(principal, id, status, policy).await?,
+            checked => return checked.map(|()| head),
+        }
+        match self.head(principal, id).await {
+            Err(Error::NotFound { .. }) => {
+                let new = NewSession {
+                    id: Some(id.clone()),
+                    assistant: head.assistant,
+                    thread: head.thread,
+                    model: head.info.model,
+                    ..NewSession::default()
+                };
+                let owner = Principal { user: head.user, ..principal.clone() };
+                match self.create(&owner, new).await {
+                    // A concurrent request has created it.
+                    Err(Error::Exists { .. }) => self.head(principal, id).await,
+                    created => Ok(created?.head().clone()),
+                }
+            }
+            head => head,
+        }
     }
 
     /// Restores an expired session, or moves it to another id so that a new one can start (D-018).

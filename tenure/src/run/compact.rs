@@ -7,6 +7,7 @@ use crate::engine::status::check_if_match;
 use crate::engine::turn_lock::OnBusy;
 use crate::executors::model::{Model, Prompt};
 use crate::rules::answer::ModelAnswer;
+use crate::rules::checkpoint::compaction_checkpoint;
 use crate::rules::session::Summary;
 use crate::rules::summary::{self, SummaryPart};
 use crate::run::executors::TurnError;
@@ -17,6 +18,7 @@ use crate::types::head::Head;
 use crate::types::id::{Principal, Seq, SessionId};
 use crate::types::message::Message;
 use crate::types::model::ModelError;
+use crate::types::policy::CheckpointPolicy;
 use crate::types::raw_object::RawObject;
 use jiff::Timestamp;
 
@@ -94,7 +96,12 @@ impl Tenure {
             if session.head().info.created_at != created_at || !part.still_applies(session) {
                 return Err(Error::Superseded { session_id: id.clone() });
             }
-            Ok(PendingCommit::new(vec![Entry::Compacted { upto: part.upto, summary: Some(message.clone()) }], ()))
+            let mut entries = vec![Entry::Compacted { upto: part.upto, summary: Some(message.clone()) }];
+            let policy = self.policy(&session.head().tenant, session.head().assistant.as_deref()).runs.checkpoints;
+            if policy != CheckpointPolicy::Manual {
+                entries.extend(compaction_checkpoint(session));
+            }
+            Ok(PendingCommit::new(entries, ()))
         })
         .await
     }

@@ -7,13 +7,14 @@
 //! store is unavailable, the run retries and retains uncommitted results in memory ([`retry`]).
 
 mod calls;
+mod rate_limit;
 mod retry;
 mod step_commit;
 mod tool_call;
 
 use crate::engine::pending_commit::PendingCommit;
 use crate::engine::turn_lock::StopReason;
-use crate::executors::model::Prompt;
+use crate::executors::model::{ModelStream, Prompt};
 use crate::executors::tools::ToolContext;
 use crate::memory::recall::with_block;
 use crate::rules::answer::{ModelAnswer, add_usage};
@@ -35,6 +36,7 @@ use crate::types::model::{ModelChunk, ModelError};
 use crate::types::policy::RunPolicy;
 use crate::types::tool::Tool;
 use jiff::Timestamp;
+use rate_limit::ModelResponse;
 use retry::Backoff;
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -277,7 +279,11 @@ impl<'a> Execution<'a> {
         self.answer = ModelAnswer::with_max_bytes(self.context.tenure.limits().max_message_bytes);
         self.answer_committed = false;
         let prompt = Prompt { messages, options: self.executors.options.clone(), stream: self.executors.stream };
-        self.stream_answer(prompt).await?;
+        let ModelResponse::Answer(chunks) = self.ask_model(prompt).await? else {
+            self.answer_committed = true;
+            return Ok(NextStep::Wait);
+        };
+        self.stream_answer(chunks).await?;
         let Some(message) = self.answer.message() else {
             return Err(ModelError::Broken { reason: "the answer ended without any content".into() }.into());
         };
@@ -344,12 +350,8 @@ impl<'a> Execution<'a> {
         Ok(with_block(messages, self.context.input.memory_injection.as_ref().map(|r| &r.block)))
     }
 
-    async fn stream_answer(&mut self, prompt: Prompt) -> Result<(), TurnError> {
+    async fn stream_answer(&mut self, mut chunks: ModelStream) -> Result<(), TurnError> {
         let mut filter = ToolCallFilter::new(self.tools.clone());
-        let mut chunks = match self.context.input.speculative_call.take() {
-            Some(call) => call.response().await?,
-            None => self.executors.model.ask(prompt).await?,
-        };
         while let Some(chunk) = std::future::poll_fn(|cx| chunks.as_mut().poll_next(cx)).await {
             let chunk = chunk?;
             self.answer.add_chunk(&chunk)?;

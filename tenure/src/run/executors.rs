@@ -25,12 +25,32 @@ pub struct Executors<'a> {
     pub(crate) stream: bool,
     /// Receives the events of the run as they occur.
     pub(crate) events: Option<mpsc::Sender<RunEvent>>,
+    /// What happens to a run that a rate limit stops for longer than it may wait.
+    pub(crate) on_rate_limit: OnRateLimit,
+}
+
+/// What happens to a run that a rate limit stops for longer than `retry_wait`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnRateLimit {
+    /// The run fails with the error of the model.
+    #[default]
+    Fail,
+    /// The session is paused until the model can be asked again, and the run resumes then
+    /// ([`Tenure::resume_paused`](crate::Tenure::resume_paused)). A run that is not resumable fails.
+    Pause,
 }
 
 impl<'a> Executors<'a> {
     /// Executes runs with a model and without tools.
     pub fn new(model: &'a dyn Model) -> Self {
-        Self { model, tools: None, options: RawObject::default(), stream: false, events: None }
+        Self {
+            model,
+            tools: None,
+            options: RawObject::default(),
+            stream: false,
+            events: None,
+            on_rate_limit: OnRateLimit::Fail,
+        }
     }
 
     /// Sets the tools.
@@ -50,6 +70,12 @@ impl<'a> Executors<'a> {
     /// Requests the model to stream its answer.
     pub fn stream(mut self, stream: bool) -> Self {
         self.stream = stream;
+        self
+    }
+
+    /// Sets what happens to a run that a rate limit stops for longer than `retry_wait`.
+    pub fn on_rate_limit(mut self, on_rate_limit: OnRateLimit) -> Self {
+        self.on_rate_limit = on_rate_limit;
         self
     }
 
@@ -118,7 +144,7 @@ pub struct TurnOutcome {
     pub all_events_delivered: bool,
     /// The tool calls that this server executed.
     pub calls: Vec<ToolProgress>,
-    /// Whether the run is paused until a review is decided.
+    /// Whether the run is paused, until a review is decided or a rate limit is over.
     pub waiting: bool,
 }
 

@@ -7,7 +7,7 @@ use crate::memory::recall::MemoryInjection;
 use crate::rules::overlay::Overlay;
 use crate::run::reconcile_report::ReconcileReport;
 use crate::tenure::Tenure;
-use crate::types::assistant::Assistant;
+use crate::types::assistant::{Assistant, RateLimitConfig};
 use crate::types::error::Result;
 use crate::types::id::{Principal, RunId, Seq, SessionId};
 use crate::types::message::Message;
@@ -161,6 +161,14 @@ impl OpenRun {
     /// not configure one.
     pub fn on_disconnect(&self) -> Option<OnDisconnect> {
         self.context.assistant.as_ref().and_then(|a| a.sessions.on_disconnect)
+    }
+
+    /// The assistant of the run with its rate limit. `None` means that the run has no assistant, or that it is
+    /// not limited.
+    pub fn rate_limit(&self) -> Option<(&str, RateLimitConfig)> {
+        let assistant = self.context.assistant.as_deref()?;
+        let limit = assistant.rate_limit;
+        (limit != RateLimitConfig::default()).then_some((&assistant.name, limit))
     }
 
     /// The compaction policy: whether a model, and which one, summarizes the history after the turn

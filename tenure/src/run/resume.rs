@@ -4,16 +4,17 @@
 use crate::engine::pending_commit::PendingCommit;
 use crate::engine::turn_lock::{Admission, OnBusy};
 use crate::rules::partial::PartialSession;
-use crate::rules::run_entries::{CANCELLED, reactivation_entry, run_ended_entry};
+use crate::rules::run_entries::{CANCELLED, reactivation_entry, resume_entries, run_ended_entry};
 use crate::rules::session::Run;
 use crate::run::open_run::{OpenRun, RunStart};
-use crate::store::query::RecordRange;
+use crate::store::query::{OwnerFilter, RecordRange, SessionOrder, SessionQuery};
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, Record, RunOutcome};
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Principal, RunId, Seq, SessionId};
 use crate::types::resumable::{KEYED, Resumable};
+use crate::types::status::Status;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Map;
 use std::time::Duration;
@@ -184,6 +185,39 @@ impl Tenure {
         OpenRun::new(self, principal, turn_guard, start).await
     }
 
+    /// Continues the sessions whose pause is over: they become active, and their runs are released, so that any
+    /// node takes them over ([`Tenure::find_orphaned_runs`]). Returns how many were continued, at most
+    /// `max_sweep`.
+    pub async fn resume_paused(&self) -> Result<usize> {
+        let mut query = SessionQuery::new(OwnerFilter::AllTenants, self.limits().max_sweep);
+        query.due_before = self.now().checked_add(SignedDuration::from_micros(1)).ok();
+        query.order = SessionOrder::Due;
+        query.status = vec![Status::Paused];
+        let mut count = 0;
+        for head in self.store().heads(&query).await? {
+            count += usize::from(self.resume_paused_session(&head).await?);
+        }
+        Ok(count)
+    }
+
+    /// Continues a session if its pause is over. Returns whether it was.
+    pub(crate) async fn resume_paused_session(&self, head: &Head) -> Result<bool> {
+        let is_over = |head: &Head, now| head.reviews.is_empty() && head.paused_until().is_some_and(|at| at <= now);
+        if !is_over(head, self.now()) {
+            return Ok(false);
+        }
+        let owner = head.owner();
+        let resumed = self.write_head(&owner, &head.info.session_id, |head, now| {
+            let is_due = head.status == Status::Paused && is_over(head, now);
+            let entries = if is_due { resume_entries(head, Some("the pause is over"), now) } else { Vec::new() };
+            Ok(PendingCommit::new(entries, is_due))
+        });
+        match resumed.await {
+            Err(Error::NotFound { .. } | Error::Conflict { .. }) => Ok(false),
+            other => other,
+        }
+    }
+
     /// Takes over an orphaned run. Returns `None` if another node or a turn of this process was
     /// faster, or if the run is not [`Resumable`]: such a run needs its client, and is ended as failed
     /// (D-043).
@@ -208,6 +242,7 @@ impl Tenure {
             })
             .await?;
         let Some(run_state) = run_state else { return Ok(None) };
+        let paused_for = paused_for + run_state.pauses.total;
         let Some(resumable) = run_state.resumable() else {
             self.fail_orphaned_run(&principal, id, &run).await?;
             return Ok(None);

@@ -10,7 +10,8 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 use serde_json::Value;
 
-const CACHE: &str = "cache";
+/// The name of the namespace of a session's cached tool results.
+pub(crate) const CACHE: &str = "cache";
 
 /// A cached tool result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -89,6 +90,12 @@ impl Tenure {
         let expires_at = now.checked_add(ttl).ok();
         let item = Item { expires_at, ..Item::new(key, value, now) };
         self.store().put(&cache_namespace(principal, id), &item, Some(policy.max_entries)).await
+    }
+
+    /// The number of cached tool results of all sessions, including expired ones that have not been removed.
+    /// The cost may be proportional to the number of all stored items.
+    pub async fn cache_size(&self) -> Result<u64> {
+        self.store().count_items(CACHE).await
     }
 
     /// Lists all unexpired results of a session.

@@ -3,6 +3,7 @@
 
 use crate::engine::pending_commit::PendingCommit;
 use crate::executors::model::{EagerModelCall, SpeculativeSlot};
+use crate::rules::checkpoint::client_tools_checkpoint;
 use crate::rules::overlay::Overlay;
 use crate::rules::prompt::{build_history, is_self_contained, stateless_prompt};
 use crate::rules::reconcile::plan::ReconcilePlan;
@@ -18,7 +19,7 @@ use crate::types::excerpt::excerpt;
 use crate::types::head::Head;
 use crate::types::id::{Principal, RunId, Seq, SessionId};
 use crate::types::message::Message;
-use crate::types::policy::{HistoryMode, Policy};
+use crate::types::policy::{CheckpointPolicy, HistoryMode, Policy};
 use crate::types::resumable::KEYED;
 use jiff::Timestamp;
 use serde_json::{Map, Value};
@@ -62,6 +63,11 @@ impl Tenure {
             } else {
                 turn_plan.run_started_entry(claim)
             });
+            let sends_results = plan.append.iter().any(|m| m.message.tool_call_id().is_some());
+            let policy = self.policy(&session.head().tenant, session.head().assistant.as_deref()).runs.checkpoints;
+            if sends_results && matches!(policy, CheckpointPolicy::Tool | CheckpointPolicy::Step) {
+                entries.extend(client_tools_checkpoint(session, turn_plan.run));
+            }
             let input_seq = if resumes { 0 } else { input_seq };
             let committed = CommittedTurn { resumes, ..self.committed_turn(session, turn_plan, &plan, input_seq) };
             committed.check()?;
@@ -104,7 +110,7 @@ impl Tenure {
         // user.
         let later_records: Vec<Record> = later_records.collect();
         self.engine.reserve_session(principal, later_records.iter()).await?;
-        self.engine.begin_with(&key, &first, later_records, blobs.to_vec()).await?;
+        self.begin_session(&key, &first, later_records, blobs.to_vec()).await?;
         Ok(committed)
     }
 

@@ -95,7 +95,8 @@ impl Tenure {
             created.original_created_at = Some(old.info.created_at);
         }
         let reason = Some(format!("a new session started under the id {}", old.info.session_id));
-        let expired = Record { seq: created.seq + 1, at, entry: Entry::Status { to: Status::Expired, reason } };
+        let expired =
+            Record { seq: created.seq + 1, at, entry: Entry::Status { to: Status::Expired, reason, until: None } };
         for attempt in 0.. {
             let session = archive_id(&old.info.session_id, at, attempt)?;
             let key = SessionKey { tenant: old.tenant.clone(), session };

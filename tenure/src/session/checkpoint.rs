@@ -325,7 +325,7 @@ impl Tenure {
         let record = fork_record(&head, &owner.info.session_id, fork_point, self.now());
         let key = principal.key(&new.unwrap_or_else(SessionId::generate));
         self.engine.reserve_session(principal, [&record].into_iter()).await?;
-        self.engine.begin(&key, &record, Vec::new()).await
+        self.begin_session(&key, &record, Vec::new(), Vec::new()).await
     }
 
     /// Finds the ancestor whose own log contains `seq`. A new fork references that ancestor

@@ -49,7 +49,7 @@ impl Session {
                 parent.session = tenure.find_log_owner(source, parent.seq).await?.info.session_id;
             }
             records[0].entry = Entry::Created(created);
-            let head = tenure.engine.begin_with(&self.head().key(), &records[0], more, blobs).await?;
+            let head = tenure.begin_session(&self.head().key(), &records[0], more, blobs).await?;
             self.set_head(head);
         } else {
             // The hash covers the records as they are stored, with blob references in place of media.

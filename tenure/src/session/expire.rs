@@ -53,7 +53,7 @@ impl Tenure {
                 return Ok(PendingCommit::new(Vec::new(), false));
             }
             let reason = (end_reason == EndReason::Evicted).then(|| "over max_sessions".to_owned());
-            Ok(PendingCommit::new(vec![Entry::Status { to: Status::Expired, reason }], true))
+            Ok(PendingCommit::new(vec![Entry::Status { to: Status::Expired, reason, until: None }], true))
         });
         ended.await
     }

@@ -2,7 +2,8 @@
 
 use crate::engine::pending_commit::PendingCommit;
 use crate::engine::status::{check_derived, check_if_match};
-use crate::rules::session::{Session, StoredMessage};
+use crate::rules::run_entries::resume_entries;
+use crate::rules::session::{Session, StoredMessage, mark_inputs};
 use crate::types::error::{Error, Result};
 
 use crate::tenure::Tenure;
@@ -10,6 +11,7 @@ use crate::types::entry::{Entry, MessageEntry, Patch, Record, SessionCreated, Se
 use crate::types::head::Head;
 use crate::types::id::{Principal, Seq, SessionId, check_text};
 use crate::types::status::Status;
+use jiff::Timestamp;
 use serde_json::{Map, Value};
 
 /// The parameters of a new session.
@@ -90,7 +92,7 @@ impl Tenure {
         self.engine.check_info(&created)?;
         let record = Record { seq: 1, at: self.now(), entry: Entry::created(created) };
         self.engine.reserve_session(principal, [&record].into_iter()).await?;
-        let head = self.engine.begin(&principal.key(&id), &record, Vec::new()).await?;
+        let head = self.begin_session(&principal.key(&id), &record, Vec::new(), Vec::new()).await?;
         Ok(Session::empty(head))
     }
 
@@ -133,6 +135,8 @@ impl Tenure {
         let head = self.get_live_head(principal, id).await?;
         let mut reader = self.engine.log_reader(head.clone());
         let mut messages: Vec<StoredMessage> = Vec::new();
+        // The start of the run that was read last, whose input may follow.
+        let mut started = None;
         'log: while messages.len() < limit {
             let count = (limit - messages.len()).saturating_mul(2).saturating_add(8);
             let page = reader.read(count).await?;
@@ -147,11 +151,17 @@ impl Tenure {
                     }
                     Entry::Message(entry) => {
                         let message = self.engine.attach_message(&head.tenant, &entry.message).await?;
-                        messages.push(StoredMessage::new(record.seq, record.at, MessageEntry { message, ..entry }));
+                        let mut stored = StoredMessage::new(record.seq, record.at, MessageEntry { message, ..entry });
+                        if let Some((run, next, at)) = started.take() {
+                            mark_inputs([&mut stored].into_iter(), &run, next, at);
+                            started = stored.input_of.is_some().then_some((run, stored.seq, at));
+                        }
+                        messages.push(stored);
                         if messages.len() == limit {
                             break 'log;
                         }
                     }
+                    Entry::RunStarted { run, .. } => started = Some((run, record.seq, record.at)),
                     _ => {}
                 }
             }
@@ -190,7 +200,7 @@ impl Tenure {
             }
             check_no_open_reviews(head, status)?;
             if let Some(to) = status.filter(|s| *s != head.status) {
-                entries.push(Entry::Status { to, reason: None });
+                entries.extend(status_entries(head, to, None, now));
             }
             let mut after = head.clone();
             for (seq, entry) in (head.seq + 1..).zip(&entries) {
@@ -220,10 +230,12 @@ impl Tenure {
             if head.status == to {
                 return Ok(PendingCommit::new(Vec::new(), head.clone()));
             }
-            let entry = Entry::Status { to, reason: reason.map(str::to_owned) };
+            let entries = status_entries(head, to, reason, now);
             let mut after = head.clone();
-            after.apply(&Record { seq: head.seq + 1, at: now, entry: entry.clone() });
-            Ok(PendingCommit::new(vec![entry], after))
+            for (seq, entry) in (head.seq + 1..).zip(&entries) {
+                after.apply(&Record { seq, at: now, entry: entry.clone() });
+            }
+            Ok(PendingCommit::new(entries, after))
         })
         .await
     }
@@ -258,11 +270,14 @@ impl Tenure {
             }
             // The session is past its time to live but was not swept yet: the expiry is recorded
             // first, so that the log is complete.
-            let expiry = head.status.is_live().then_some(Entry::Status { to: Status::Expired, reason: None });
+            let expiry =
+                head.status.is_live().then_some(Entry::Status { to: Status::Expired, reason: None, until: None });
             // A session that waited for human review still does.
             let to = if head.reviews.is_empty() { Status::Active } else { Status::Paused };
-            let entries: Vec<Entry> =
-                expiry.into_iter().chain([Entry::Status { to, reason: Some("restored".into()) }]).collect();
+            let entries: Vec<Entry> = expiry
+                .into_iter()
+                .chain([Entry::Status { to, reason: Some("restored".into()), until: None }])
+                .collect();
             let mut after = head.clone();
             for (seq, entry) in (head.seq + 1..).zip(&entries) {
                 after.apply(&Record { seq, at: now, entry: entry.clone() });
@@ -287,6 +302,15 @@ impl Tenure {
             Err(e) => Err(e),
         }
     }
+}
+
+/// The entries that change the status of a session. A session that is paused until a time continues with its
+/// run.
+fn status_entries(head: &Head, to: Status, reason: Option<&str>, now: Timestamp) -> Vec<Entry> {
+    if to == Status::Active && head.paused_until().is_some() {
+        return resume_entries(head, reason, now);
+    }
+    vec![Entry::Status { to, reason: reason.map(str::to_owned), until: None }]
 }
 
 /// Checks that a session with open reviews is not activated: it continues when they are decided, or

@@ -81,7 +81,7 @@ impl Tenure {
                 }
                 let mut all = Vec::new();
                 if session.head().status != Status::Active {
-                    all.push(Entry::Status { to: Status::Active, reason: Some("imported".to_owned()) });
+                    all.push(Entry::Status { to: Status::Active, reason: Some("imported".to_owned()), until: None });
                 }
                 if !session.messages.is_empty() || !session.checkpoints.is_empty() {
                     // To the very beginning: checkpoints before the first message are discarded too.
@@ -168,7 +168,7 @@ impl Tenure {
         };
         self.engine.reserve_session(principal, records.iter()).await?;
         let more = records.split_off(1);
-        self.engine.begin_with(&principal.key(id), &records[0], more, blobs).await
+        self.begin_session(&principal.key(id), &records[0], more, blobs).await
     }
 
     /// The origin of an imported session.

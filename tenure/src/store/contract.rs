@@ -222,6 +222,11 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// `limit`.
     async fn items(&self, namespace: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>>;
 
+    /// Counts the items of all namespaces with a name, over all tenants and owners. Expired items that have
+    /// not been removed are counted. The cost may be proportional to the number of all items, so this is for
+    /// metrics, not for requests.
+    async fn count_items(&self, name: &str) -> Result<u64>;
+
     /// Removes an item. Returns whether it existed.
     async fn remove(&self, namespace: &Namespace, key: &str) -> Result<bool>;
 

@@ -193,6 +193,10 @@ impl Store for JsonlStore {
         Ok(self.engine.state().index.page(query, max_scan))
     }
 
+    async fn count_items(&self, name: &str) -> Result<u64> {
+        Ok(self.engine.state().index.count_items(name))
+    }
+
     async fn count(&self) -> Result<Vec<(Status, u64)>> {
         Ok(self.engine.state().index.count())
     }

@@ -61,6 +61,12 @@ impl MemIndex {
         counts.to_vec()
     }
 
+    /// Counts the items of all namespaces with a name.
+    pub fn count_items(&self, name: &str) -> u64 {
+        let named = self.namespaces.iter().filter(|(namespace, _)| namespace.name == name);
+        named.map(|(_, space)| space.items.len() as u64).sum()
+    }
+
     /// Checks the preconditions of a commit, as the store contract defines them.
     pub fn check(&self, commit: &Commit) -> Result<()> {
         commit.check()?;

@@ -107,6 +107,10 @@ impl Store for MemoryStore {
         Ok(self.state().index.page(query, max_scan))
     }
 
+    async fn count_items(&self, name: &str) -> Result<u64> {
+        Ok(self.state().index.count_items(name))
+    }
+
     async fn count(&self) -> Result<Vec<(Status, u64)>> {
         Ok(self.state().index.count())
     }

@@ -120,6 +120,10 @@ impl Store for PostgresStore {
         heads::page(&self.connection, query, max_scan).await
     }
 
+    async fn count_items(&self, name: &str) -> Result<u64> {
+        items::count(&self.connection, name).await
+    }
+
     async fn count(&self) -> Result<Vec<(Status, u64)>> {
         heads::count(&self.connection).await
     }

@@ -11,6 +11,7 @@ use crate::types::status::Status;
 use jiff::Timestamp;
 
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// A page of heads that was found with a bounded scan ([`Store::page`](crate::store::Store::page)).
@@ -81,6 +82,39 @@ pub enum SessionOrder {
     Due,
 }
 
+/// The times of last activity before which active sessions have expired. With it, a query compares the
+/// effective status of a session instead of the stored one: expiry needs no sweep.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExpiryCutoffs {
+    /// The cutoff of sessions whose assistant is not in `by_assistant`. `None` means that they do not expire.
+    pub default: Option<Timestamp>,
+    /// The cutoffs of assistants with a time to live of their own.
+    pub by_assistant: BTreeMap<String, Option<Timestamp>>,
+}
+
+impl ExpiryCutoffs {
+    /// Returns the effective status of a session: an active session has expired if it was last active before
+    /// its cutoff.
+    pub fn status_of(&self, head: &Head) -> Status {
+        let own = head.assistant.as_ref().and_then(|name| self.by_assistant.get(name));
+        let cutoff = own.copied().unwrap_or(self.default);
+        match head.status {
+            Status::Active if cutoff.is_some_and(|cutoff| head.active_at < cutoff) => Status::Expired,
+            status => status,
+        }
+    }
+
+    /// The cutoffs of assistants in microseconds, as parallel lists, and the default. A cutoff before every
+    /// possible time means that sessions do not expire.
+    pub(crate) fn in_micros(&self) -> (Vec<String>, Vec<i64>, i64) {
+        // Stored times are whole microseconds: a cutoff is rounded up.
+        let micros =
+            |cutoff: &Option<Timestamp>| cutoff.map_or(i64::MIN, |t| (t.as_nanosecond() + 999).div_euclid(1000) as i64);
+        let names = self.by_assistant.keys().cloned().collect();
+        (names, self.by_assistant.values().map(micros).collect(), micros(&self.default))
+    }
+}
+
 /// A query for sessions. A session matches if it satisfies all conditions; a condition that is
 /// `None` or empty always holds.
 #[derive(Clone, Debug)]
@@ -93,6 +127,8 @@ pub struct SessionQuery {
     pub thread: Option<String>,
     /// The session has one of these statuses. Empty means any status.
     pub status: Vec<Status>,
+    /// Compares `status` with the effective status at these cutoffs. `None` means with the stored status.
+    pub expiry: Option<ExpiryCutoffs>,
     /// The session was created at or after this time.
     pub created_after: Option<Timestamp>,
     /// The session was created before this time.
@@ -138,6 +174,7 @@ impl SessionQuery {
             assistant: None,
             thread: None,
             status: Vec::new(),
+            expiry: None,
             created_after: None,
             created_before: None,
             tags: Vec::new(),
@@ -186,7 +223,8 @@ impl SessionQuery {
             OwnerFilter::AllTenants => true,
         }) && has(&self.assistant, &head.assistant)
             && has(&self.thread, &head.thread)
-            && (self.status.is_empty() || self.status.contains(&head.status))
+            && (self.status.is_empty()
+                || self.status.contains(&self.expiry.as_ref().map_or(head.status, |e| e.status_of(head))))
             && self.created_after.is_none_or(|t| head.info.created_at >= t)
             && self.created_before.is_none_or(|t| head.info.created_at < t)
             && (labels.is_empty() || labelled())

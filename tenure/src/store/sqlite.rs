@@ -163,6 +163,11 @@ impl Store for SqliteStore {
         self.read(move |conn, file| heads::page(conn, file, &query, max_scan)).await
     }
 
+    async fn count_items(&self, name: &str) -> Result<u64> {
+        let name = name.to_owned();
+        self.read(move |conn, _| items::count(conn, &name)).await
+    }
+
     async fn count(&self) -> Result<Vec<(Status, u64)>> {
         self.read(|conn, _| heads::count(conn)).await
     }

@@ -149,6 +149,10 @@ impl Store for FailingStore {
     async fn page(&self, query: &SessionQuery, max_scan: usize) -> Result<HeadPage> {
         self.available()?.page(query, max_scan).await
     }
+    async fn count_items(&self, name: &str) -> Result<u64> {
+        self.available()?.count_items(name).await
+    }
+
     async fn count(&self) -> Result<Vec<(Status, u64)>> {
         self.available()?.count().await
     }

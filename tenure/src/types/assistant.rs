@@ -44,6 +44,9 @@ pub struct Assistant {
     /// Overrides of the limits of its runs.
     #[serde(default, skip_serializing_if = "is_default")]
     pub runs: RunConfig,
+    /// How often its runs may call models. A run over it waits or pauses (D-136).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub rate_limit: RateLimitConfig,
     /// Its long-term memory. `None` means the server's default: each session has its own memories (D-130).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryConfig>,
@@ -78,6 +81,24 @@ pub struct RunConfig {
     /// Maximum number of concurrent tool calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parallel: Option<usize>,
+    /// Maximum time for which a model call waits for a model server that is rate limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_wait: Option<HumanDuration>,
+    /// Maximum duration of one pause because of a rate limit. Zero means that runs do not pause.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_pause: Option<HumanDuration>,
+}
+
+/// How often the runs of an assistant may call models, on each node. `None` in a field means unlimited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RateLimitConfig {
+    /// Maximum number of model requests per minute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests_per_minute: Option<u64>,
+    /// Maximum number of input and output tokens per minute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_minute: Option<u64>,
 }
 
 /// Overrides of the lifetime of an assistant's sessions, and of how requests to them are handled. `None` in a
@@ -98,6 +119,9 @@ pub struct SessionConfig {
     /// Whether a run continues or is cancelled when its client disconnects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_disconnect: Option<OnDisconnect>,
+    /// Whether each interaction of a chat thread starts a new session.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fresh: bool,
 }
 
 /// Overrides of how much of the history an assistant's model is shown. `None` in a field means the server's
@@ -233,6 +257,12 @@ impl Assistant {
         }
         if let Some(time) = overrides.max_time {
             runs.max_time = time.duration().unwrap_or(Duration::MAX);
+        }
+        if let Some(time) = overrides.retry_wait {
+            runs.retry_wait = time.duration().unwrap_or(Duration::MAX);
+        }
+        if let Some(time) = overrides.max_pause {
+            runs.max_pause = time.duration().unwrap_or(Duration::MAX);
         }
         if let Some(time) = overrides.tool_timeout {
             runs.tool_timeout = time.duration().unwrap_or(Duration::MAX);

@@ -42,6 +42,10 @@ pub enum Entry {
         /// A human-readable reason.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
+        /// For a session that is paused until a time: when it continues by itself, and its run with it
+        /// (D-136).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        until: Option<Timestamp>,
     },
     /// A run started.
     RunStarted {

@@ -78,6 +78,18 @@ impl Lease {
     }
 }
 
+/// Why a session is paused, and until when.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pause {
+    /// A human-readable reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// When the session continues by itself, and its run with it. `None` means that it waits for a request or
+    /// for a reviewer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<Timestamp>,
+}
+
 /// The index entry of an open review: one that is not decided yet (D-061).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenReview {
@@ -121,6 +133,9 @@ pub struct Head {
     pub status: Status,
     /// When the status last changed.
     pub status_at: Timestamp,
+    /// Why the session is paused, and until when. `None` means that it is not paused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pause: Option<Pause>,
     /// The time of the last message or run. Idle time is measured from here.
     pub active_at: Timestamp,
     /// The latest time at which the sweep should examine the session. The session may have become active
@@ -170,6 +185,12 @@ impl Head {
     /// Serializes the head to the JSON text that stores persist.
     pub(crate) fn to_json(&self) -> String {
         serde_json::to_string(self).expect("heads have string keys and finite numbers only")
+    }
+
+    /// Returns when a paused session continues by itself. `None` means that it is not paused, or waits for a
+    /// request or a reviewer.
+    pub fn paused_until(&self) -> Option<Timestamp> {
+        self.pause.as_ref()?.until
     }
 
     /// Returns the key of the session.

@@ -203,6 +203,12 @@ pub struct RunPolicy {
     pub max_result_bytes: usize,
     /// Maximum number of concurrent tool calls.
     pub parallel: usize,
+    /// Maximum time for which a run waits, in one model call, for a model server that is rate limited or
+    /// overloaded. If it would have to wait longer, it pauses or fails (D-136).
+    pub retry_wait: Duration,
+    /// Maximum duration of one pause of a run because of a rate limit. Zero means that runs do not pause but
+    /// fail.
+    pub max_pause: Duration,
 }
 
 impl Default for RunPolicy {
@@ -216,6 +222,8 @@ impl Default for RunPolicy {
             tool_timeout: Duration::from_secs(120),
             max_result_bytes: 1 << 20,
             parallel: 8,
+            retry_wait: Duration::from_secs(5),
+            max_pause: Duration::from_secs(60 * 60),
         }
     }
 }

@@ -120,9 +120,9 @@ on_every_store! {
         let s = create_with_turns(&test.tenure, "s", 6).await;
         let before = test.tenure.load(&ada, &s).await.unwrap();
         let result = compact(&test.tenure, &s, &writer, Some(2)).await;
-        assert_eq!((result.messages, result.seq), (16, before.head().seq + 1));
+        assert_eq!((result.messages, result.seq), (16, before.head().seq + 2));
         let summary = result.summary.unwrap();
-        assert_eq!((summary.position, summary.text(), summary.seq), (17, "summary 1".to_owned(), result.seq));
+        assert_eq!((summary.position, summary.text(), summary.seq), (17, "summary 1".to_owned(), result.seq - 1));
         assert_eq!(summary.upto, before.messages[16].seq);
         let input = writer.last_input();
         assert!(input.contains("user: question 1\nassistant calls search {}\ntool: result 1\nassistant: answer 1\n"), "{input}");
@@ -143,6 +143,21 @@ on_every_store! {
         assert_eq!(prompt_texts(&after), expected("summary 2", 7..=7));
         assert_eq!(after.messages.len(), 29);
         assert!(test.tenure.examine(|_| ()).await.unwrap().is_empty());
+    }
+
+    /// A compaction sets a checkpoint; a rewind to it keeps the summary.
+    async fn a_compaction_sets_a_checkpoint(test: &mut TestTenure) {
+        let id = create_with_turns(&test.tenure, "s", 10).await;
+        compact(&test.tenure, &id, &SummaryModel::default(), Some(2)).await;
+        let session = test.tenure.load(&ada(), &id).await.unwrap();
+        let last = session.checkpoints.last().unwrap();
+        let summary = session.summary().unwrap();
+        assert_eq!((last.label.as_str(), last.auto), (&*format!("compacted-{}", summary.seq), true));
+        assert_eq!((last.position, last.seq), (session.messages.len(), summary.seq + 1));
+        test.tenure.append(&ada(), &id, turn_messages(1)).await.unwrap();
+        test.tenure.rewind(&ada(), &id, last).await.unwrap();
+        let session = test.tenure.load(&ada(), &id).await.unwrap();
+        assert_eq!(session.summary().map(|s| s.seq), Some(summary.seq), "a rewind to it keeps the summary");
     }
 
     /// A rewind to before the end of a summary removes it; an earlier summary that is still valid

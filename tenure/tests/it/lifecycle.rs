@@ -3,10 +3,11 @@
 use crate::on_every_store;
 use crate::support::*;
 use jiff::SignedDuration;
+use serde_json::json;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use tenure::{maintenance::*, policy::*, session::*, *};
+use tenure::{maintenance::*, policy::*, run::*, session::*, *};
 
 const DAY: SignedDuration = SignedDuration::from_hours(24);
 
@@ -73,6 +74,104 @@ on_every_store! {
         test.tenure.load(&principal, &id("ever")).await.unwrap();
     }
 
+    /// Lists evaluate expiry when they are requested: `expired` includes sessions that no sweep has visited,
+    /// `active` excludes them, and pages and offsets stay complete.
+    async fn lists_evaluate_expiry(test: &mut TestTenure) {
+        let principal = ada();
+        let quick = SessionConfig { ttl: Some("1h".parse().unwrap()), ..SessionConfig::default() };
+        test.tenure.declare(Assistant { name: "quick".into(), sessions: quick, ..Assistant::default() });
+        for n in 0..12 {
+            let assistant = (n % 2 == 0).then(|| "quick".to_owned());
+            test.tenure.create(&principal, NewSession { assistant, ..new_session(&format!("s{n:02}")) }).await.unwrap();
+            test.advance(SignedDuration::from_secs(1));
+        }
+        let swept = |n: usize| format!("s{n:02}");
+        test.advance(SignedDuration::from_hours(2));
+        let owner = || OwnerFilter::User(principal.tenant.clone(), principal.user.clone());
+        for (status, want) in [(Status::Expired, [10, 8, 6, 4, 2, 0]), (Status::Active, [11, 9, 7, 5, 3, 1])] {
+            let query = SessionQuery { status: vec![status], ..SessionQuery::new(owner(), 4) };
+            let first = test.tenure.list(&principal, query.clone()).await.unwrap();
+            assert_eq!(first.heads.len(), 4, "a page is full");
+            let second = test.tenure.list(&principal, SessionQuery { cursor: first.next, ..query.clone() }).await.unwrap();
+            assert_eq!(second.next, None);
+            let all: Vec<_> = first.heads.into_iter().chain(second.heads).collect();
+            assert!(all.iter().all(|h| h.status == status), "{all:?}");
+            let ids: Vec<String> = all.iter().map(|h| h.info.session_id.to_string()).collect();
+            assert_eq!(ids, want.map(swept));
+            let skipped = test.tenure.list(&principal, SessionQuery { offset: 3, ..query }).await.unwrap();
+            assert_eq!(skipped.heads.iter().map(|h| h.info.session_id.to_string()).collect::<Vec<_>>(), ids[3..]);
+        }
+        assert_eq!(test.tenure.sweep().await.unwrap().expired.len(), 6, "nothing was swept before");
+    }
+
+    /// Creating a session over the cap evicts the least recently used one with its hooks, on every path that
+    /// creates a session and without a sweep. A run in progress is not evicted.
+    async fn creation_enforces_the_cap(test: &mut TestTenure) {
+        let principal = ada();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let options = Options { max_sessions: 3, clock: test.clock.clone(), ..Options::default() };
+        let tenure = Tenure::with_store(test.tenure.store().clone(), options);
+        let log = seen.clone();
+        tenure.on_expire(move |session, reason| {
+            log.lock().unwrap().push((session.head().info.session_id.to_string(), reason));
+            async { Ok(()) }
+        });
+        let live = async || {
+            let owner = OwnerFilter::User(principal.tenant.clone(), principal.user.clone());
+            let page = tenure.list(&principal, SessionQuery::new(owner, 10)).await.unwrap();
+            page.heads.iter().map(|h| h.info.session_id.to_string()).collect::<Vec<_>>()
+        };
+        for name in ["a", "b", "c"] {
+            tenure.create(&principal, new_session(name)).await.unwrap();
+            test.clock.advance(SignedDuration::from_secs(1));
+        }
+        // The oldest one is used again, so that it is no longer the least recently used.
+        tenure.append(&principal, &id("a"), turn_messages(1)).await.unwrap();
+        test.clock.advance(SignedDuration::from_secs(1));
+        assert_eq!(*seen.lock().unwrap(), []);
+        let model = ScriptedModel::new([json!({"role": "assistant", "content": "hi"})]);
+        let request = TurnRequest { session: Some(id("chat")), messages: vec![Message::user("hi")], ..TurnRequest::default() };
+        let TurnStart::Run(turn) = tenure.begin_turn(&principal, request).await.unwrap() else { panic!() };
+        assert_eq!(live().await, ["chat", "a", "c"], "chat");
+        test.clock.advance(SignedDuration::from_secs(1));
+        tenure.fork(&principal, &id("a"), Fork::at(Point::End).id(id("fork"))).await.unwrap();
+        assert_eq!(live().await, ["fork", "chat", "a"], "fork");
+        test.clock.advance(SignedDuration::from_secs(1));
+        let export = Export { messages: turn_messages(1), ..Export::default() };
+        tenure.import_new(&principal, &id("import"), &export).await.unwrap();
+        assert_eq!(live().await, ["import", "fork", "chat"], "import");
+        test.clock.advance(SignedDuration::from_secs(1));
+        tenure.create(&principal, new_session("last")).await.unwrap();
+        assert_eq!(live().await, ["last", "import", "chat"], "the run in progress is not evicted");
+        turn.execute(Executors::new(&model)).await.unwrap();
+        let evicted: Vec<(String, EndReason)> = ["b", "c", "a", "fork"].map(|s| (s.to_owned(), EndReason::Evicted)).into();
+        assert_eq!(*seen.lock().unwrap(), evicted);
+        let error = tenure.load(&principal, &id("b")).await.unwrap_err();
+        assert!(error.to_string().contains("expired"), "{error}");
+        tenure.restore(&principal, &id("b"), None).await.unwrap();
+    }
+
+    /// A hook that fails does not fail the creation: the sweep evicts the session later.
+    async fn a_failing_hook_does_not_prevent_creation(test: &mut TestTenure) {
+        let principal = ada();
+        let failing = Arc::new(std::sync::atomic::AtomicBool::new(true));
+        let options = Options { max_sessions: 1, clock: test.clock.clone(), ..Options::default() };
+        let tenure = Tenure::with_store(test.tenure.store().clone(), options);
+        let fails = failing.clone();
+        tenure.on_expire(move |_, _| {
+            let fail = fails.load(Ordering::SeqCst);
+            async move { if fail { Err("out of order".into()) } else { Ok(()) } }
+        });
+        for name in ["a", "b"] {
+            tenure.create(&principal, new_session(name)).await.unwrap();
+            test.clock.advance(SignedDuration::from_secs(1));
+        }
+        tenure.load(&principal, &id("a")).await.unwrap();
+        failing.store(false, Ordering::SeqCst);
+        assert_eq!(keys(&tenure.sweep().await.unwrap().evicted), ["a"]);
+        tenure.load(&principal, &id("b")).await.unwrap();
+    }
+
     /// Hooks receive the complete session before it ends, at least once; a failing hook is retried
     /// and does not block other sessions.
     async fn hooks(test: &mut TestTenure) {
@@ -104,15 +203,15 @@ on_every_store! {
         assert!(calls.iter().all(|(_, n, reason)| *n == 4 && *reason == EndReason::Expired));
     }
 
-    /// Over the cap, the longest idle sessions are evicted first, with their hooks, and can be
-    /// restored (D-017).
+    /// If the cap is lowered, the sweep evicts the longest idle sessions first, with their hooks, and they can
+    /// be restored (D-017).
     async fn cap(test: &mut TestTenure) {
-        test.reopen_with(|o| o.max_sessions = 3).await;
         let principal = ada();
         for n in 0..6 {
             test.advance(SignedDuration::from_secs(1));
             test.tenure.create(&principal, new_session(&format!("s{n}"))).await.unwrap();
         }
+        test.reopen_with(|o| o.max_sessions = 3).await;
         test.tenure.append(&principal, &id("s0"), turn_messages(1)).await.unwrap();
         let fired = Arc::new(Mutex::new(Vec::new()));
         let log = fired.clone();
@@ -130,12 +229,12 @@ on_every_store! {
 
     /// Eviction that takes several passes: the longest idle sessions go first, and the newest stay.
     async fn cap_in_many_passes(test: &mut TestTenure) {
-        test.reopen_with(|o| (o.max_sessions, o.limits.max_sweep) = (2, 3)).await;
         let principal = ada();
         for n in 0..9 {
             test.advance(SignedDuration::from_secs(1));
             test.tenure.create(&principal, new_session(&format!("s{n}"))).await.unwrap();
         }
+        test.reopen_with(|o| (o.max_sessions, o.limits.max_sweep) = (2, 3)).await;
         test.advance(SignedDuration::from_secs(1));
         test.tenure.append(&principal, &id("s0"), turn_messages(1)).await.unwrap();
         test.tenure.pause(&principal, &id("s4"), None).await.unwrap();
@@ -149,11 +248,11 @@ on_every_store! {
     /// Sessions with failing hooks do not block eviction, even if they are the longest idle and
     /// fill a whole pass.
     async fn a_stuck_cap(test: &mut TestTenure) {
-        test.reopen_with(|o| (o.max_sessions, o.limits.max_sweep) = (1, 2)).await;
         for n in 0..6 {
             test.advance(SignedDuration::from_secs(1));
             test.tenure.create(&ada(), new_session(&format!("s{n}"))).await.unwrap();
         }
+        test.reopen_with(|o| (o.max_sessions, o.limits.max_sweep) = (1, 2)).await;
         test.tenure.on_expire(|session, _| {
             let fails = ["s0", "s1"].contains(&session.head().info.session_id.as_str());
             async move { if fails { Err("gone".into()) } else { Ok(()) } }

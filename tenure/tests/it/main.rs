@@ -25,6 +25,7 @@ mod operations;
 mod outage;
 mod preferences;
 mod private_files;
+mod rate_limits;
 mod redact;
 mod reference_model;
 mod reviews;

@@ -19,7 +19,7 @@ pub struct MessageView {
     /// When it was stored.
     #[schema(format = DateTime)]
     pub created_at: String,
-    /// The run that produced it.
+    /// The run that produced it, or that was started with it.
     pub run_id: Option<String>,
     /// `true` for an answer that was interrupted; omitted otherwise.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -80,7 +80,7 @@ fn write_message(out: &mut String, position: usize, stored: &StoredMessage) {
     out.push_str(number.format(stored.seq));
     // Timestamps and ids need no JSON escaping.
     let _ = write!(out, r#","created_at":"{}","run_id":"#, stored.at);
-    match &stored.run {
+    match stored.run.as_ref().or(stored.input_of.as_ref()) {
         Some(run) => ["\"", run.as_str(), "\""].iter().for_each(|s| out.push_str(s)),
         None => out.push_str("null"),
     }
@@ -156,6 +156,7 @@ pub(super) mod tests {
             seq,
             at,
             run,
+            input_of: None,
             replaces_instructions: false,
             partial: seq == 3,
             replies_to: (seq == 2).then_some(1),

@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 pub struct RunView {
     /// Its id.
     pub id: String,
-    /// `queued`, `running`, `paused` (waiting for review), `completed`, `failed` or `cancelled`.
+    /// `queued`, `running`, `paused` (waiting for review or a rate limit), `completed`, `failed` or `cancelled`.
     pub status: &'static str,
     /// When it was started.
     #[schema(format = DateTime)]
@@ -21,6 +21,9 @@ pub struct RunView {
     /// When it ended.
     #[schema(format = DateTime)]
     pub ended_at: Option<String>,
+    /// When a run that is paused because of a rate limit resumes.
+    #[schema(format = DateTime)]
+    pub resumes_at: Option<String>,
     /// The error message, if it failed.
     pub error: Option<String>,
     /// The error as a stable code.
@@ -32,8 +35,9 @@ impl RunView {
     /// paused, queued or running.
     pub fn of(run: &Run, head: &Head) -> Self {
         let is_unleased = head.lease.as_ref().is_none_or(|l| l.node.is_empty());
+        let resumes_at = head.paused_until().filter(|_| run.ended.is_none() && head.run.as_ref() == Some(&run.id));
         let status = match run.ended {
-            None if !head.reviews.is_empty() => "paused",
+            None if !head.reviews.is_empty() || resumes_at.is_some() => "paused",
             None if is_unleased => "queued",
             None => "running",
             Some((_, RunOutcome::Completed)) => "completed",
@@ -45,6 +49,7 @@ impl RunView {
             status,
             started_at: run.started_at.to_string(),
             ended_at: run.ended.map(|(at, _)| at.to_string()),
+            resumes_at: resumes_at.map(|at| at.to_string()),
             error: run.error.clone(),
             code: run.code.clone(),
         }

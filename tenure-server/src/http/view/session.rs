@@ -23,6 +23,8 @@ pub struct SessionView {
     pub object: &'static str,
     /// `active`, `paused`, `expired` or `deleted`.
     pub status: &'static str,
+    /// Why it is paused, and until when; `null` if it is not paused.
+    pub pause: Option<PauseView>,
     /// The user who owns it.
     pub user: String,
     /// The assistant it belongs to.
@@ -60,6 +62,16 @@ pub struct SessionView {
     pub turn_count: usize,
 }
 
+/// The pause of a session.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct PauseView {
+    /// The reason, such as `waiting for review` or `rate limited: …`.
+    pub reason: Option<String>,
+    /// When the session continues by itself, and its run with it; `null` if it waits for a request or a reviewer.
+    #[schema(format = DateTime)]
+    pub resumes_at: Option<String>,
+}
+
 /// The fork point of a session.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ParentView {
@@ -79,6 +91,10 @@ impl From<&Head> for SessionView {
             session_id: info.session_id.to_string(),
             object: "session",
             status: head.status.as_str(),
+            pause: head.pause.as_ref().map(|pause| PauseView {
+                reason: pause.reason.clone(),
+                resumes_at: pause.until.map(|at| at.to_string()),
+            }),
             user: head.user.to_string(),
             assistant_id: head.assistant.clone(),
             thread_id: head.thread.clone(),

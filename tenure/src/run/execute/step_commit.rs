@@ -67,7 +67,7 @@ impl Execution<'_> {
     /// The commit of a step, with the sequence number of its last record and the next step.
     fn step_commit(&self, input: StepInput<'_>) -> PendingCommit<Option<(Seq, NextStep)>> {
         let StepInput { session, messages, .. } = input;
-        let mut builder = EntryBuilder { session, entries: Vec::new(), steps: last_step(session, input.run) };
+        let mut builder = EntryBuilder::new(session, input.run);
         self.add_messages(&mut builder, &input);
         let rules = RunRules { tools: &self.tools, review: &self.policy.review, client_tools: self.client_tools };
         let step = if input.is_round_complete { next_after(session, messages, &rules) } else { NextStep::Wait };
@@ -123,7 +123,7 @@ impl Execution<'_> {
             builder.entries.push(Entry::review_opened(self.review_opened(request, seq, now)));
         }
         let reason = Some("waiting for review".to_owned());
-        builder.entries.push(Entry::Status { to: Status::Paused, reason });
+        builder.entries.push(Entry::Status { to: Status::Paused, reason, until: None });
     }
 
     /// Adds the end of the run, with the checkpoint of the turn and the session's new model.
@@ -161,7 +161,7 @@ impl Execution<'_> {
         })
     }
 
-    fn checkpoint_state(&self) -> Map<String, Value> {
+    pub(super) fn checkpoint_state(&self) -> Map<String, Value> {
         match self.tokens {
             0 => Map::new(),
             tokens => Map::from_iter([(TOKENS.to_owned(), json!(tokens))]),
@@ -203,18 +203,22 @@ impl Execution<'_> {
 }
 
 /// A builder for the entries of one commit.
-struct EntryBuilder<'s> {
+pub(super) struct EntryBuilder<'s> {
     session: PartialSession<'s>,
-    entries: Vec<Entry>,
+    pub entries: Vec<Entry>,
     steps: u64,
 }
 
-impl EntryBuilder<'_> {
+impl<'s> EntryBuilder<'s> {
+    pub fn new(session: PartialSession<'s>, run: &Run) -> Self {
+        Self { session, entries: Vec::new(), steps: last_step(session, run) }
+    }
+
     fn next_seq(&self) -> Seq {
         self.session.head.seq + self.entries.len() as Seq + 1
     }
 
-    fn checkpoint(&mut self, run: &RunId, state: Map<String, Value>) {
+    pub fn checkpoint(&mut self, run: &RunId, state: Map<String, Value>) {
         self.steps += 1;
         let label = format!("turn-{}.{}", self.session.head.digest.turns.max(1), self.steps);
         if let Ok(label) = CheckpointLabel::new(label) {

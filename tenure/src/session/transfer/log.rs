@@ -373,23 +373,24 @@ impl LogRebuild<'_> {
     fn finish(&mut self, export: &Export) -> Result<()> {
         let Some(head) = self.head().cloned() else { return Ok(()) };
         let reason = || Some("imported".to_owned());
-        let has_reviews = !head.reviews.is_empty();
+        // Waits for its run, which ends here.
+        let waits_for_run = !head.reviews.is_empty() || head.paused_until().is_some();
         if let Some(run) = head.run {
             let error = Some("the run was cancelled because the session was imported".to_owned());
             let code = Some("cancelled".to_owned());
             self.append(Entry::RunEnded { run, outcome: RunOutcome::Cancelled, error, code })?;
         }
         let idle = |rebuild: &Self| rebuild.head().is_some_and(|h| h.reviews.is_empty());
-        if head.status == Status::Paused && has_reviews && idle(self) {
-            self.append(Entry::Status { to: Status::Active, reason: reason() })?;
+        if head.status == Status::Paused && waits_for_run && idle(self) {
+            self.append(Entry::Status { to: Status::Active, reason: reason(), until: None })?;
         }
         if let Some(head) = self.head().cloned()
             && !self.tenure.engine.status_of(&head).is_live()
         {
             if head.status.is_live() {
-                self.append(Entry::Status { to: Status::Expired, reason: None })?;
+                self.append(Entry::Status { to: Status::Expired, reason: None, until: None })?;
             }
-            self.append(Entry::Status { to: Status::Active, reason: reason() })?;
+            self.append(Entry::Status { to: Status::Active, reason: reason(), until: None })?;
         }
         let change =
             self.head().map(|head| crate::session::transfer::export::difference(head, export)).unwrap_or_default();

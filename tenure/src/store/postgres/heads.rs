@@ -332,7 +332,17 @@ fn add_filters(b: &mut SqlBuilder, query: &SessionQuery) {
     }
     if !query.status.is_empty() {
         let status: Vec<&'static str> = query.status.iter().map(|s| s.as_str()).collect();
-        b.text(" AND status = ANY(").bind(status, Type::TEXT_ARRAY).text(")");
+        match &query.expiry {
+            None => b.text(" AND status"),
+            Some(expiry) => {
+                let (names, cutoffs, default) = expiry.in_micros();
+                b.text(" AND CASE WHEN status = 'active' AND active_at < coalesce((SELECT cutoff FROM unnest(");
+                b.bind(names, Type::TEXT_ARRAY).text(", ").bind(cutoffs, Type::INT8_ARRAY);
+                b.text(") AS expiry (name, cutoff) WHERE name = assistant), ").bind(default, Type::INT8);
+                b.text(") THEN 'expired' ELSE status END")
+            }
+        };
+        b.text(" = ANY(").bind(status, Type::TEXT_ARRAY).text(")");
     }
     if let Some(at) = query.created_after {
         b.text(" AND created_at >= ").bind(micros_up(at), Type::INT8);

@@ -29,6 +29,14 @@ pub(super) const ITEM_REPLACE: &str =
     text = excluded.text, words = excluded.words, created_at = excluded.created_at, used_at = excluded.used_at,
     uses = excluded.uses, expires_at = excluded.expires_at";
 
+/// Counts the items of all namespaces with a name.
+pub(super) async fn count(connection: &PgConnection, name: &str) -> Result<u64> {
+    let sql = "SELECT count(*) FROM tenure_item WHERE namespace = $1";
+    let rows = connection.rows(sql, &[(&name, Type::TEXT)]).await?;
+    let table = || "postgres, table tenure_item".to_owned();
+    Ok(rows.first().map(|row| column::<i64>(row, 0, table)).transpose()?.unwrap_or(0).unsigned_abs())
+}
+
 /// Validates that a text contains no NUL character, which PostgreSQL cannot store.
 pub(super) fn check_no_nul(name: &str, value: &str) -> Result<()> {
     if value.contains('\0') {

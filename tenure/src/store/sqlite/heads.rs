@@ -292,7 +292,7 @@ impl HeadSelect {
         self.and_if("due_at < ?", query.due_before.map(micros));
         self.and_if("lease_until < ?", query.lease_before.map(micros));
         self.and_if("instr(title, ?) > 0", query.folded_title().filter(|t| !t.is_empty()));
-        self.and_any("status IN (SELECT value FROM json_each(?))", query.status.iter().map(|s| s.as_str().into()));
+        self.add_status(query);
         self.and_any(
             "visible_hash IN (SELECT unhex(value) FROM json_each(?))",
             query.hashes.iter().map(|h| h.to_string()),
@@ -313,6 +313,24 @@ impl HeadSelect {
             "SELECT 1 FROM head_label WHERE tenant = head.tenant AND label = wanted_label.value AND head_id = head.id";
         let missing_label = format!("SELECT 1 FROM json_each(?) wanted_label WHERE NOT EXISTS ({has_label})");
         self.and_any(&format!("NOT EXISTS ({missing_label})"), query.labels().into_iter());
+    }
+
+    /// Adds the condition on the status: the stored one, or the effective one if the query has cutoffs.
+    fn add_status(&mut self, query: &SessionQuery) {
+        let wanted = query.status.iter().map(|s| s.as_str().to_owned());
+        let Some(expiry) = query.expiry.as_ref().filter(|_| !query.status.is_empty()) else {
+            return self.and_any("status IN (SELECT value FROM json_each(?))", wanted);
+        };
+        let (names, cutoffs, default) = expiry.in_micros();
+        let by_assistant: serde_json::Map<_, _> = names.into_iter().zip(cutoffs.into_iter().map(Into::into)).collect();
+        self.sql.push_str(
+            " AND CASE WHEN status = 'active' AND active_at < \
+             coalesce((SELECT value FROM json_each(?) WHERE key = assistant), ?) THEN 'expired' ELSE status END \
+             IN (SELECT value FROM json_each(?))",
+        );
+        self.params.push(serde_json::Value::Object(by_assistant).to_string().into());
+        self.params.push(default.into());
+        self.params.push(serde_json::Value::from(wanted.collect::<Vec<_>>()).to_string().into());
     }
 
     fn and(&mut self, condition: &str, value: impl Into<Value>) {

@@ -92,6 +92,13 @@ pub(super) fn get(conn: &Connection, file: &Database, namespace: &Namespace, key
     rows.next()?.map(|row| read_item(row, file)).transpose()
 }
 
+/// Counts the items of all namespaces with a name, by the index of keys.
+pub(super) fn count(conn: &Connection, name: &str) -> StoreResult<u64> {
+    let sql = "SELECT count(*) FROM item INDEXED BY item_key WHERE namespace = ?1";
+    let count: i64 = conn.prepare_cached(sql)?.query_row([name], |r| r.get(0))?;
+    Ok(count.unsigned_abs())
+}
+
 /// Records a use of an item: sets its time of last use and increments its use count.
 pub(super) fn record_use(conn: &Connection, namespace: &Namespace, key: &str, used_at: Timestamp) -> StoreResult<()> {
     conn.prepare_cached(

@@ -44,7 +44,7 @@ async fn fill(store: &PostgresStore) -> Vec<Head> {
         let status = [Status::Active, Status::Paused, Status::Expired, Status::Deleted][rng.below(4)];
         let text = format!("{}", rng.below(4));
         let patch = SessionPatch { title: Some("late".to_owned()).into(), ..SessionPatch::default() };
-        let mut commit = w.next_commit([user_message(&text), Entry::Status { to: status, reason: None }]);
+        let mut commit = w.next_commit([user_message(&text), Entry::Status { to: status, reason: None, until: None }]);
         if rng.below(4) == 0 {
             commit = w.next_commit([user_message(&text), Entry::info(patch)]);
         }

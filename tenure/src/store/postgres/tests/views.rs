@@ -122,7 +122,7 @@ async fn views_show_only_live_sessions() {
     for (name, status) in [("a", Status::Active), ("p", Status::Paused), ("e", Status::Expired), ("d", Status::Deleted)]
     {
         let mut w = Writer::create(store, name).await.unwrap();
-        w.append(store, [user_message(name), Entry::Status { to: status, reason: None }]).await.unwrap();
+        w.append(store, [user_message(name), Entry::Status { to: status, reason: None, until: None }]).await.unwrap();
     }
     // A fork of a deleted session still shows the inherited records.
     Writer::fork(store, "d", &Point::End, "f").await.unwrap();

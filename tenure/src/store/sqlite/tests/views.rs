@@ -118,7 +118,7 @@ async fn views_show_live_sessions_only() {
     let test_store = TestStore::new().await;
     for to in [Status::Active, Status::Paused, Status::Expired, Status::Deleted] {
         let mut log = Log::new(to.as_str());
-        log.push_user_message("hi").push(Entry::Status { to, reason: None }).save(&test_store.store).await;
+        log.push_user_message("hi").push(Entry::Status { to, reason: None, until: None }).save(&test_store.store).await;
     }
     let sql = test_store.sql();
     for view in ["sessions", "messages"] {

@@ -388,7 +388,7 @@ async fn records_of_all_sizes_and_kinds_are_read_back() {
     let mut rng = Rng::new(3);
     for n in 0..400 {
         match n % 8 {
-            3 => log.push(Entry::Status { to: Status::Paused, reason: Some("ä".repeat(rng.below(99))) }),
+            3 => log.push(Entry::Status { to: Status::Paused, reason: Some("ä".repeat(rng.below(99))), until: None }),
             5 => {
                 let run = Some(RunId::new("r").unwrap());
                 let message = Message::assistant(&"ö\"".repeat(rng.below(999)));
