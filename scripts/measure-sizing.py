@@ -10,10 +10,12 @@ Prints what docs/operations.md reports. Only the standard library is used.
 
 import argparse
 import asyncio
+import atexit
 import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -89,6 +91,7 @@ async def main():
     options = parser.parse_args()
     binary = options.binary.resolve()
     directory = pathlib.Path(tempfile.mkdtemp(prefix="tenure-sizing-"))
+    atexit.register(shutil.rmtree, directory)
     upstream = await asyncio.start_server(model, "127.0.0.1", 0, backlog=4096)
     upstream_port = upstream.sockets[0].getsockname()[1]
     (directory / "tenure.yaml").write_text(
@@ -125,6 +128,13 @@ async def main():
     size = sum(f.stat().st_size for f in directory.rglob("*") if f.is_file() and not f.name.endswith("-reserve"))
     if not options.store.startswith("postgres"):
         print(f"disk: {size / 1e6:.1f} MB, {size / turns / 1024:.1f} KB per turn of {len(QUESTION) + WORDS * 9} characters")
+    if not options.store.startswith("postgres"):
+        commands = {"backup": ["backup", "backup.jsonl"], "restore": ["--store", "sqlite:restored.db", "restore", "backup.jsonl"]}
+        for name, command in commands.items():
+            started = time.monotonic()
+            subprocess.run([binary, *command], cwd=directory, check=True, capture_output=True)
+            megabytes = (directory / "backup.jsonl").stat().st_size / 1e6
+            print(f"{name}: {time.monotonic() - started:.1f} s for {megabytes:.0f} MB")
     return 0
 
 

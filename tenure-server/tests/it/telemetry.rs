@@ -204,13 +204,20 @@ async fn traces_are_continued() {
     let parent = format!("00-{trace_id}-00f067aa0ba902b7-01");
     let request = server.request("POST", "/v1/chat/completions").json(&chat_request("s-1", "hello"));
     assert_eq!(send(request.header("traceparent", &parent)).await.0, 200);
+    // A node that has not cached the session reads it.
+    let server = {
+        drop(server.stop());
+        ServerProcess::start_with(dir.path(), &config, &[("OTEL_EXPORTER_OTLP_HEADERS", "x-team=plum")])
+    };
+    let request = server.request("POST", "/v1/chat/completions").json(&chat_request("s-1", "again"));
+    assert_eq!(send(request.header("traceparent", &parent)).await.0, 200);
     // An invalid context is ignored.
     let request = server.request("POST", "/v1/chat/completions").json(&chat_request("s-2", "hello"));
     assert_eq!(send(request.header("traceparent", "00-nonsense")).await.0, 200);
     server.stop();
     let sent = model.headers(0)["traceparent"].to_str().unwrap().to_owned();
     assert!(sent.starts_with(&format!("00-{trace_id}-")) && sent != parent, "{sent}");
-    assert!(!model.headers(1)["traceparent"].to_str().unwrap().contains(trace_id));
+    assert!(!model.headers(2)["traceparent"].to_str().unwrap().contains(trace_id));
     assert!(seen.lock().unwrap().iter().all(|value| value == "plum"), "{seen:?}");
     let text = collector.0.lock().unwrap().clone();
     let lists = text.iter().flat_map(|s| s["resourceSpans"].as_array().unwrap());
@@ -218,7 +225,7 @@ async fn traces_are_continued() {
         lists.flat_map(|r| r["scopeSpans"].as_array().unwrap()).flat_map(|s| s["spans"].as_array().unwrap()).collect();
     let of_trace: Vec<&str> =
         spans.iter().filter(|s| s["traceId"] == trace_id).map(|s| s["name"].as_str().unwrap()).collect();
-    for name in ["POST /v1/chat/completions", "POST chat/completions", "commit"] {
+    for name in ["POST /v1/chat/completions", "POST chat/completions", "commit", "load session"] {
         assert!(of_trace.contains(&name), "{name} in {of_trace:?}");
     }
     let request = spans.iter().find(|s| s["traceId"] == trace_id && s["name"] == "POST /v1/chat/completions").unwrap();

@@ -22,6 +22,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::MutexGuard;
+use tracing::Instrument;
 
 impl Engine {
     /// The cache entry of a session, created if there is none.
@@ -247,14 +248,22 @@ impl Engine {
             return Ok(());
         }
         let head = state.head().cloned().ok_or_else(|| Error::NotFound { session_id: key.session.clone() })?;
+        let span = tracing::info_span!(
+            target: "tenure::trace", "load", otel.name = "load session", otel.kind = "client",
+            db.operation.name = "read", session.id = key.session.as_str(), records = head.seq,
+        );
+        *state = self.load_log(head, need).instrument(span).await?;
+        Ok(())
+    }
+
+    async fn load_log(&self, head: Head, need: Depth) -> Result<CacheState> {
         let window = self.window(&head);
         // If the newest part cannot be read, neither can the whole log, whose error is reported.
         let tail = if need == Depth::Partial { self.load_partial(&head, &window).await.ok().flatten() } else { None };
-        *state = match tail {
+        Ok(match tail {
             Some(session) => CacheState::Partial(CachedSession::new(session), window),
             None => CacheState::Full(CachedSession::new(self.fold(head).await?)),
-        };
-        Ok(())
+        })
     }
 
     /// Counts a cache hit or miss for `need`.
