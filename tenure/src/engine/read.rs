@@ -252,7 +252,8 @@ impl Engine {
             target: "tenure::trace", "load", otel.name = "load session", otel.kind = "client",
             db.operation.name = "read", session.id = key.session.as_str(), records = head.seq,
         );
-        *state = self.load_log(head, need).instrument(span).await?;
+        // On the heap: every operation contains this future, and most find the session in the cache.
+        *state = Box::pin(self.load_log(head, need)).instrument(span).await?;
         Ok(())
     }
 
