@@ -231,6 +231,9 @@ impl From<TurnError> for ApiError {
             TurnError::Stopped | TurnError::Cancelled => {
                 Self::new(StatusCode::CONFLICT, e.code(), e.to_string()).not_to_be_retried()
             }
+            TurnError::Instructions(_) => {
+                Self::new(StatusCode::UNPROCESSABLE_ENTITY, e.code(), e.to_string()).not_to_be_retried()
+            }
             TurnError::Limit { code: code @ ("out_of_time" | "tool_timeout"), .. } => {
                 Self::new(StatusCode::GATEWAY_TIMEOUT, code, e.to_string()).not_to_be_retried()
             }

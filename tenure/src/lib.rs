@@ -112,7 +112,9 @@ pub mod policy {
         CachePolicy, CheckpointPolicy, CompactionPolicy, HistoryMode, Limits, MemoryPolicy, MemoryScope, OnDisconnect,
         Policy, ReviewRule, RunPolicy, Window, matches_pattern,
     };
-    pub use crate::types::tool_source::{EnvName, HttpSource, McpSource, PythonSource, Secret, ToolSource};
+    pub use crate::types::tool_source::{
+        EnvName, HttpSource, McpSource, MetadataSource, PythonSource, Secret, ToolSource,
+    };
 }
 
 /// The log of a session: its records and entries, and its head, the index row that is derived from them.

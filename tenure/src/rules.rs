@@ -28,6 +28,7 @@ pub(crate) mod decided_calls;
 pub(crate) mod decision_chain;
 pub(crate) mod digest;
 pub(crate) mod head_fold;
+pub(crate) mod human_question;
 pub(crate) mod matcher;
 pub(crate) mod metadata;
 pub(crate) mod next;

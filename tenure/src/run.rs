@@ -38,11 +38,14 @@
 //! continues the run in another one. The example `agent` shows it.
 
 pub(crate) mod begin;
+pub(crate) mod built_in_tools;
 pub(crate) mod compact;
 pub(crate) mod execute;
 pub(crate) mod executors;
 pub(crate) mod idempotency;
+pub(crate) mod instructions;
 pub(crate) mod lease;
+pub(crate) mod metadata_tool;
 pub(crate) mod open_run;
 pub(crate) mod reconcile_report;
 pub(crate) mod request;

@@ -25,6 +25,7 @@ pub(crate) mod quota;
 pub(crate) mod raw_object;
 pub(crate) mod resumable;
 pub(crate) mod status;
+pub(crate) mod template;
 pub(crate) mod tool;
 pub(crate) mod tool_source;
 pub(crate) mod vector;

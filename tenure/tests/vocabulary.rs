@@ -101,6 +101,7 @@ const SERIALIZED: &[(&str, &str)] = &[
     ("spliced", "merge report of a chat response"),
     ("cut", "page of search results"),
     ("place", "path of checkpoints; location in a finding or an import"),
+    ("when", "condition of a review rule"),
     ("why", "first broken record of an audit trail"),
     ("lead", "message in a log"),
     ("cuts", "media of a message in a log"),

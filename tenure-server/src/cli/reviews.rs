@@ -63,9 +63,12 @@ pub enum ReviewStatus {
 pub struct DecideArgs {
     /// The review
     review: String,
-    /// The reason
+    /// The reason, or the answer to a question
     #[arg(long, value_name = "TEXT")]
     notes: Option<String>,
+    /// The chosen answer to a question
+    #[arg(long, value_name = "TEXT")]
+    choice: Option<String>,
 }
 
 impl ReviewsCommand {
@@ -133,6 +136,7 @@ async fn show(client: &ApiClient, id: &ReviewId, json: bool) -> anyhow::Result<(
         ("session", "session_id"),
         ("run", "run_id"),
         ("step", "step"),
+        ("question", "question"),
         ("arguments", "arguments"),
         ("queue", "queue"),
         ("created", "created_at"),
@@ -141,6 +145,7 @@ async fn show(client: &ApiClient, id: &ReviewId, json: bool) -> anyhow::Result<(
         ("claimed by", "claimed_by"),
         ("until", "claimed_until"),
         ("decision", "decision"),
+        ("choice", "choice"),
         ("reviewer", "reviewer"),
         ("notes", "notes"),
         ("decided", "decided_at"),
@@ -159,6 +164,9 @@ async fn decide(client: &ApiClient, args: DecideArgs, mut body: Value, json: boo
     let id = ReviewId::new(args.review)?;
     if let Some(notes) = args.notes {
         body["notes"] = json!(notes);
+    }
+    if let Some(choice) = args.choice {
+        body["choice"] = json!(choice);
     }
     let text = client.post(&format!("/reviews/{id}/decision"), &body).await?.text().await?;
     if json {

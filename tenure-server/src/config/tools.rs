@@ -131,9 +131,10 @@ pub(super) fn check(python: &Python, assistants: &[Assistant]) -> anyhow::Result
         }
     }
     for (i, assistant) in assistants.iter().enumerate() {
-        if let Some(memory) = &assistant.memory {
-            memory.check().map_err(|e| anyhow!("assistants[{i}]: {e}"))?;
-        }
+        assistant.check().map_err(|e| match e {
+            tenure::Error::Invalid { param, message } => anyhow!("assistants[{i}].{param}: {message}"),
+            e => anyhow!("assistants[{i}]: {e}"),
+        })?;
         for (j, source) in assistant.tools.iter().enumerate() {
             let is_stateless = assistant.memory.as_ref().is_some_and(|m| m.scope == MemoryScope::None);
             if *source == ToolSource::Memory && is_stateless {
@@ -167,13 +168,21 @@ fn check_source(key_path: &str, source: &ToolSource) -> anyhow::Result<()> {
                     "{key_path}.http.parameters: it must be a JSON schema, such as {{type: object, properties: {{}}}}"
                 );
             }
+            if let Some(field) = &http.metadata_field {
+                if http.metadata.is_empty() {
+                    bail!("{key_path}.http.metadata_field: it needs `metadata`, the keys to send");
+                }
+                if field.is_empty() || http.parameters["properties"].get(field).is_some() {
+                    bail!("{key_path}.http.metadata_field: it must be a name that is not one of the parameters");
+                }
+            }
         }
         ToolSource::Python(python) => {
             if python.timeout.is_some_and(|t| t.duration().is_none_or(|d| d.is_zero())) {
                 bail!("{key_path}.python.timeout: must be finite and greater than 0");
             }
         }
-        ToolSource::Memory => {}
+        ToolSource::Memory | ToolSource::Metadata(_) | ToolSource::AskHuman => {}
     }
     Ok(())
 }
@@ -198,7 +207,7 @@ pub(super) fn redact_secrets(assistant: &mut Assistant) {
                 hide_all(&mut http.headers);
                 http.url = redacted(&http.url);
             }
-            ToolSource::Python(_) | ToolSource::Memory => {}
+            ToolSource::Python(_) | ToolSource::Memory | ToolSource::Metadata(_) | ToolSource::AskHuman => {}
         }
     }
 }
@@ -262,6 +271,18 @@ mod tests {
             ("{python: {timeuot: 3s}}", "did you mean `timeout`"),
             ("{python: {timeout: never}}", "python.timeout"),
             ("{python: {memory: lots}}", "512MB"),
+            (
+                "{metadata: {keys: []}}",
+                "assistants[0].tools[0].metadata.keys: the tool `metadata` needs at least one key",
+            ),
+            ("{metadata: {keys: [hitl_decisions]}}", "`hitl_decisions` is derived"),
+            ("{metadata: {kyes: [a]}}", "did you mean `keys`"),
+            ("ask_humna", "did you mean `ask_human`"),
+            ("{http: {name: a, description: d, url: 'http://x', metadata_field: m}}", "http.metadata_field"),
+            (
+                "{http: {name: a, description: d, url: 'http://x', metadata: ['*'], metadata_field: q, parameters: {properties: {q: {}}}}}",
+                "http.metadata_field",
+            ),
         ] {
             let error = Config::parse(&format!("assistants: [{{name: a, tools: [{tools}]}}]")).unwrap_err();
             assert!(format!("{error:#}").contains(want), "{tools}: {error:#}");
@@ -281,6 +302,25 @@ mod tests {
             let error = Config::parse(&format!("python: {{{python}}}")).unwrap_err().to_string();
             assert!(error.contains(want), "{python}: {error}");
         }
+    }
+
+    #[test]
+    fn templates_and_conditions_are_checked() {
+        for (assistant, want) in [
+            ("instructions: 'Hi {{ metadata.name'", "assistants[0].instructions: not a valid template: syntax error"),
+            (
+                "instructions: '{% for x in y %}{% endfor %}'",
+                "assistants[0].instructions: not a valid template: {% for %}",
+            ),
+            ("review: [{tool: a}, {tool: b, when: 'amount >'}]", "assistants[0].review[1].when: not a valid condition"),
+            ("review: [{tool: a, wehn: 'amount > 1'}]", "did you mean `when`"),
+            ("memory: {scope: none}, tools: [memory]", "other than `none`"),
+        ] {
+            let error = Config::parse(&format!("assistants: [{{name: a, {assistant}}}]")).unwrap_err();
+            assert!(format!("{error:#}").contains(want), "{assistant}: {error:#}");
+        }
+        let valid = "instructions: 'Hi {{ metadata.name }}.', review: [{tool: b, when: 'amount > 1'}], tools: [memory, metadata, ask_human]";
+        Config::parse(&format!("assistants: [{{name: a, {valid}}}]")).unwrap();
     }
 
     #[test]

@@ -35,12 +35,17 @@ pub struct ReviewView {
     call_id: Option<String>,
     /// The step under review: the tool's name.
     step: String,
-    /// `approve` (may the call be executed?) or `lost` (the call was started and its result was lost: was it executed?).
+    /// `approve` (may the call be executed?), `question` (the model asks something), or `lost` (the call was started and its result was
+    /// lost: was it executed?).
     kind: &'static str,
     /// The queue of reviewers.
     queue: Option<String>,
     /// The arguments of the call.
     arguments: Value,
+    /// The question of the model, for the kind `question`.
+    question: Option<String>,
+    /// The answers that the question offers.
+    choices: Vec<String>,
     /// When it was created.
     #[schema(format = DateTime)]
     created_at: String,
@@ -58,6 +63,8 @@ pub struct ReviewView {
     /// The decision: `approved`, `rejected` or `corrected`.
     #[schema(value_type = Option<String>)]
     decision: Option<Decision>,
+    /// The answer that the reviewer chose.
+    choice: Option<String>,
     /// Who decided.
     reviewer: Option<String>,
     /// The reviewer's reason.
@@ -84,15 +91,22 @@ impl ReviewView {
             run_id: opened.run.as_ref().map(ToString::to_string),
             call_id: opened.call.clone(),
             step: opened.step.clone(),
-            kind: if opened.lost { "lost" } else { "approve" },
+            kind: match (opened.lost, review.question()) {
+                (true, _) => "lost",
+                (false, Some(_)) => "question",
+                (false, None) => "approve",
+            },
             queue: opened.queue.clone(),
             arguments: opened.detail.get("arguments").cloned().unwrap_or_default(),
+            question: review.question().map(str::to_owned),
+            choices: review.choices().into_iter().map(str::to_owned).collect(),
             created_at: review.opened_at.to_string(),
             timeout_at: timeout.map(|t| t.at.to_string()),
             on_timeout: timeout.map(|t| t.decision),
             claimed_by: review.claimed.as_ref().map(|(by, _)| by.clone()),
             claimed_until: review.claimed.as_ref().and_then(|(_, until)| Some((*until)?.to_string())),
             decision: decided.map(|(_, d)| d.decision),
+            choice: review.choice().map(str::to_owned),
             reviewer: decided.map(|(_, d)| d.reviewer.clone()),
             notes: decided.and_then(|(_, d)| d.notes.clone()),
             decided_at: decided.map(|(at, _)| at.to_string()),
@@ -149,10 +163,13 @@ pub struct DecisionBody {
     /// executed and is executed with other arguments.
     #[schema(value_type = String)]
     decision: Decision,
-    /// The reviewer's reason.
+    /// The reviewer's reason, or the answer to a question.
     #[serde(default)]
     notes: Option<String>,
-    /// The arguments to use instead, if corrected.
+    /// The chosen answer to a question: one of its `choices`.
+    #[serde(default)]
+    choice: Option<String>,
+    /// The arguments to use instead, if corrected; for a question `{"answer": text}`.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     arguments: Option<Map<String, Value>>,
@@ -265,8 +282,8 @@ pub async fn decide(
     let principal = caller.authorize_review()?;
     let id = review_id(&path)?;
     let reviewer = caller.reviewer(body.reviewer)?;
-    let DecisionBody { decision, notes, arguments, .. } = body;
-    let input = ReviewInput { decision, reviewer, notes, arguments: arguments.map(Value::Object) };
+    let DecisionBody { decision, notes, choice, arguments, .. } = body;
+    let input = ReviewInput { decision, reviewer, notes, arguments: arguments.map(Value::Object), choice };
     let review = app.tenure.decide(&principal, &id, &input).await?;
     let (head, _) = app.tenure.review(&principal, &id).await?;
     let view = ReviewView::of(&head, &review);

@@ -4,6 +4,7 @@
 //! attempt of the same call. Any status is an answer: 2xx is a result, everything else a failed result. A missing
 //! response is a lost call, unless the connection could not be established (D-054).
 
+use super::patterns::selected_metadata;
 use super::text::{MAX_ANSWER_BYTES, clip, format_duration};
 use crate::config::{http_url, tools::resolve_secrets};
 use crate::http_client::{TRACE, with_trace_context};
@@ -11,11 +12,20 @@ use anyhow::Context;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use std::time::Duration;
-use tenure::{Tool, ToolError, ToolOutput, policy::HttpSource, run::ToolInvocation};
+use tenure::{
+    Tool, ToolError, ToolOutput,
+    policy::HttpSource,
+    run::{ToolContext, ToolInvocation},
+};
 use tracing::Instrument;
 
 /// Bytes reserved for the status and the note that a response was truncated, so that a result is within the limit as well.
 const NOTES_BYTES: usize = 64;
+
+/// The header with the session's metadata.
+const METADATA_HEADER: &str = "X-Tenure-Metadata";
+/// Maximum size of that header in bytes: many servers reject more.
+const MAX_METADATA_HEADER: usize = 8 << 10;
 
 /// A tool that is called over HTTP.
 pub struct Endpoint {
@@ -23,6 +33,10 @@ pub struct Endpoint {
     client: reqwest::Client,
     url: reqwest::Url,
     timeout: Duration,
+    /// Patterns of the keys of metadata that are sent, and the field of the body. Without one they are sent in a
+    /// header.
+    metadata: Vec<String>,
+    metadata_field: Option<String>,
 }
 
 /// Builds the declared headers. Their values are marked as sensitive, so that debug output omits them.
@@ -52,9 +66,13 @@ impl Endpoint {
             parameters: source.parameters.clone(),
             read_only: source.read_only,
             idempotent: source.idempotent,
-            cache: source.cache.unwrap_or(source.read_only),
+            // The result may depend on the metadata, which is not part of the cache's key.
+            cache: source.cache.unwrap_or(source.read_only && source.metadata.is_empty()),
+            asks_human: false,
         };
-        Ok(Self { tool, client, url: http_url("url", &source.url)?, timeout: source.effective_timeout() })
+        let url = http_url("url", &source.url)?;
+        let HttpSource { metadata, metadata_field, .. } = source.clone();
+        Ok(Self { tool, client, url, timeout: source.effective_timeout(), metadata, metadata_field })
     }
 
     /// Returns the tool's definition.
@@ -73,19 +91,26 @@ impl Endpoint {
     }
 
     /// Executes a call, with the declared timeout.
-    pub async fn call(&self, call: &ToolInvocation) -> Result<ToolOutput, ToolError> {
+    pub async fn call(&self, context: &ToolContext<'_>, call: &ToolInvocation) -> Result<ToolOutput, ToolError> {
         let session = encode_id(call.session.session.as_str());
         let run = encode_id(call.run.as_ref());
         let id = encode_id(&call.id);
-        let request = self
+        let mut arguments = call.arguments.clone();
+        let metadata = selected_metadata(&self.metadata, context.metadata);
+        let mut request = self
             .client
             .post(self.url.clone())
             .header(CONTENT_TYPE, "application/json")
             .header("Idempotency-Key", format!("{run}/{id}"))
             .header("X-Tenure-Session", session)
             .header("X-Tenure-Run", run)
-            .header("X-Tenure-Call", id)
-            .body(serde_json::Value::Object(call.arguments.clone()).to_string());
+            .header("X-Tenure-Call", id);
+        match &self.metadata_field {
+            Some(field) => drop(arguments.insert(field.clone(), metadata.into())),
+            None if !self.metadata.is_empty() => request = request.header(METADATA_HEADER, header_json(metadata)?),
+            None => {}
+        }
+        let request = request.body(serde_json::Value::Object(arguments).to_string());
         let span = tracing::info_span!(
             target: TRACE, "tool_request", otel.name = format!("POST {}", self.tool.name), otel.kind = "client",
         );
@@ -133,6 +158,25 @@ impl Endpoint {
 
 fn lost(e: &reqwest::Error) -> ToolError {
     ToolError::Lost(format!("the connection was lost: {}", crate::http_client::error_chain(e)))
+}
+
+/// Serializes metadata as JSON in ASCII, for a header. Fails if it is too large.
+fn header_json(metadata: serde_json::Map<String, serde_json::Value>) -> Result<String, ToolError> {
+    let mut text = String::new();
+    for c in serde_json::Value::Object(metadata).to_string().chars() {
+        if c.is_ascii() && !c.is_ascii_control() {
+            text.push(c);
+        } else {
+            text.extend(c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")));
+        }
+    }
+    if text.len() > MAX_METADATA_HEADER {
+        let size = text.len();
+        return Err(ToolError::NotCalled(format!(
+            "the session's metadata has {size} bytes, too many for a header ({MAX_METADATA_HEADER}); select fewer keys or set `metadata_field`"
+        )));
+    }
+    Ok(text)
 }
 
 /// Characters that are percent-encoded in header values.

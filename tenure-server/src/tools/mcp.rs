@@ -3,7 +3,7 @@
 //! The connection is opened on first use, reused, and reopened after the server has died. The list of tools is
 //! requested once per connection, and again when the server notifies that it has changed.
 
-use super::patterns::match_patterns;
+use super::patterns::{match_patterns, selected_metadata};
 use super::process_group::ProcessGroup;
 use super::text::{MAX_ANSWER_BYTES, clip, format_duration};
 use crate::config::{http_url, tools};
@@ -21,7 +21,11 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tenure::{Tool, ToolError, ToolOutput, policy::McpSource, run::ToolInvocation};
+use tenure::{
+    Tool, ToolError, ToolOutput,
+    policy::McpSource,
+    run::{ToolContext, ToolInvocation},
+};
 use tracing::Instrument;
 
 /// Timeout for starting a server; some are downloaded first.
@@ -32,6 +36,9 @@ const TIME_TO_CLOSE: Duration = Duration::from_secs(2);
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
 /// Maximum length in bytes of one log line of the server; longer ones are split.
 const MAX_LINE_BYTES: u64 = 4 << 10;
+
+/// The key of the session's metadata in `_meta` of a request.
+const METADATA_KEY: &str = "tenure/metadata";
 
 /// An MCP server with its cached connection and list of tools.
 pub struct McpServer {
@@ -122,13 +129,21 @@ impl McpServer {
     }
 
     /// Executes a call. Returns `None` if the tool is not one of this server's, or if its tools are unknown.
-    pub async fn call(&self, call: &ToolInvocation) -> Option<Result<ToolOutput, ToolError>> {
+    pub async fn call(
+        &self,
+        context: &ToolContext<'_>,
+        call: &ToolInvocation,
+    ) -> Option<Result<ToolOutput, ToolError>> {
         let tools = self.list_tools().await.ok()?;
         let name = tools.iter().find(|k| k.tool.name == call.tool)?.name.clone();
         let span = tracing::info_span!(
             target: TRACE, "tool_request", otel.name = format!("tools/call {name}"), otel.kind = "client",
         );
         let mut params = CallToolRequestParams::new(name).with_arguments(call.arguments.clone());
+        if !self.source.metadata.is_empty() {
+            let metadata = selected_metadata(&self.source.metadata, context.metadata);
+            params.meta.get_or_insert_default().0.0.insert(METADATA_KEY.to_owned(), metadata.into());
+        }
         for (name, value) in trace_context(&span) {
             params.meta.get_or_insert_default().0.0.insert(name, value.into());
         }
@@ -183,7 +198,9 @@ impl McpServer {
             parameters: serde_json::Value::Object((*tool.input_schema).clone()),
             read_only,
             idempotent: match_patterns(idempotent, &name).unwrap_or_else(|| hint(|a| a.idempotent_hint)),
-            cache: match_patterns(cache, &name).unwrap_or(read_only),
+            // The result may depend on the metadata, which is not part of the cache's key.
+            cache: match_patterns(cache, &name).unwrap_or(read_only && self.source.metadata.is_empty()),
+            asks_human: false,
         };
         McpTool { name, tool }
     }

@@ -1,6 +1,14 @@
-//! Pattern lists for tool names.
+//! Pattern lists for names of tools and keys of metadata.
 
+use serde_json::{Map, Value};
 use tenure::policy::matches_pattern;
+
+/// Returns the metadata whose keys a list of patterns includes.
+pub fn selected_metadata(patterns: &[String], metadata: Option<&Map<String, Value>>) -> Map<String, Value> {
+    let is_selected = |(key, _): &(&String, &Value)| match_patterns(patterns, key) == Some(true);
+    let selected = metadata.into_iter().flatten().filter(is_selected);
+    selected.map(|(key, value)| (key.clone(), value.clone())).collect()
+}
 
 /// Returns whether a list of patterns includes (`Some(true)`) or excludes (`Some(false)`, with the prefix `!`) a
 /// name; the last matching pattern wins. `None` means that no pattern matches.

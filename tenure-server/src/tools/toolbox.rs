@@ -47,7 +47,9 @@ impl Toolbox {
                 let entry = match source {
                     ToolSource::Mcp(mcp) => ToolboxSource::Mcp(mcp::McpServer::new(mcp).with_context(location)?),
                     ToolSource::Http(http) => ToolboxSource::Http(http::Endpoint::new(http).with_context(location)?),
-                    ToolSource::Python(_) | ToolSource::Memory => continue,
+                    ToolSource::Python(_) | ToolSource::Memory | ToolSource::Metadata(_) | ToolSource::AskHuman => {
+                        continue;
+                    }
                 };
                 sources.insert(key(source), entry);
             }
@@ -144,8 +146,8 @@ impl Tools for Toolbox {
         for source in sources(context) {
             let listed = match source {
                 ToolSource::Python(_) => vec![python::tool()],
-                // Memory tools are provided by the library.
-                ToolSource::Memory => continue,
+                // The library provides these.
+                ToolSource::Memory | ToolSource::Metadata(_) | ToolSource::AskHuman => continue,
                 declared => match self.source(declared)? {
                     ToolboxSource::Mcp(server) => server.tools().await?,
                     ToolboxSource::Http(endpoint) => vec![endpoint.tool().clone()],
@@ -167,13 +169,17 @@ impl Tools for Toolbox {
         for source in sources(context) {
             let entry = match source {
                 ToolSource::Python(python) if call.tool == python::NAME => return self.python.call(python, call).await,
-                ToolSource::Python(_) | ToolSource::Memory => continue,
+                ToolSource::Python(_) | ToolSource::Memory | ToolSource::Metadata(_) | ToolSource::AskHuman => {
+                    continue;
+                }
                 declared => self.source(declared)?,
             };
             match entry {
-                ToolboxSource::Http(endpoint) if endpoint.tool().name == call.tool => return endpoint.call(call).await,
+                ToolboxSource::Http(endpoint) if endpoint.tool().name == call.tool => {
+                    return endpoint.call(context, call).await;
+                }
                 ToolboxSource::Http(_) => {}
-                ToolboxSource::Mcp(server) => match server.call(call).await {
+                ToolboxSource::Mcp(server) => match server.call(context, call).await {
                     Some(outcome) => return outcome,
                     None => last_error = last_error.or(server.last_error()),
                 },

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod access;
+mod assistants;
 mod attack;
 mod audit;
 mod auth;

@@ -162,7 +162,8 @@ pub async fn paused(report: &mut Report) {
     let url = format!("sqlite:{}", dir.path().join("ours.db").display());
     let tenure = tenure_with(&Tenure::open(&url).await.unwrap(), |assistant, options| {
         let tool = "search".to_owned();
-        assistant.review = vec![ReviewRule { tool, queue: None, timeout: None, on_timeout: Decision::Rejected }];
+        assistant.review =
+            vec![ReviewRule { tool, condition: None, queue: None, timeout: None, on_timeout: Decision::Rejected }];
         options.cache_bytes = BUDGET;
     });
     let tool = search_tool(String::new());

@@ -29,12 +29,19 @@ pub struct ToolContext<'a> {
     pub session: &'a SessionKey,
     /// The assistant that the session belongs to. `None` means that it belongs to none.
     pub assistant: Option<&'a Assistant>,
+    /// The session's metadata when the tool is called. `None` while tools are listed, and outside of a run.
+    pub metadata: Option<&'a Map<String, Value>>,
 }
 
 impl<'a> ToolContext<'a> {
     /// Creates the context of a session, for calls outside of a run, such as in tests.
     pub fn new(session: &'a SessionKey, assistant: Option<&'a Assistant>) -> Self {
-        Self { session, assistant }
+        Self { session, assistant, metadata: None }
+    }
+
+    /// Adds the session's metadata.
+    pub fn with_metadata(self, metadata: &'a Map<String, Value>) -> Self {
+        Self { metadata: Some(metadata), ..self }
     }
 }
 

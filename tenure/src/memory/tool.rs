@@ -4,13 +4,10 @@ use crate::executors::tools::ToolInvocation;
 use crate::memory::memories::{MemoryTarget, NewMemory};
 use crate::rules::session::StoredMessage;
 use crate::tenure::Tenure;
-use crate::types::assistant::Assistant;
 use crate::types::error::{Error, Result};
-use crate::types::id::{Principal, SessionId};
+use crate::types::id::Principal;
 use crate::types::memory::MemoryKind;
-use crate::types::policy::MemoryScope;
-use crate::types::tool::{Tool, ToolOutput};
-use crate::types::tool_source::ToolSource;
+use crate::types::tool::Tool;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -30,7 +27,7 @@ enum Action {
 }
 
 /// The tool definition sent to the model.
-fn tool() -> Tool {
+pub(crate) fn definition() -> Tool {
     let text = |description: &str| json!({"type": "string", "description": description});
     Tool {
         name: NAME.to_owned(),
@@ -52,46 +49,20 @@ fn tool() -> Tool {
             },
             "required": ["action"],
         }),
-        read_only: false,
         // Idempotent: a memory's id is derived from its text.
         idempotent: true,
-        cache: false,
+        ..Tool::default()
     }
 }
 
 impl Tenure {
-    /// Returns the tool if the assistant lists it and its memory scope is not `none`.
-    pub(crate) fn memory_tool(&self, principal: &Principal, assistant: &Assistant) -> Option<Tool> {
-        let has_memory = || self.policy(&principal.tenant, Some(&assistant.name)).memory.scope != MemoryScope::None;
-        (assistant.tools.contains(&ToolSource::Memory) && has_memory()).then(tool)
-    }
-
-    /// Executes a call. Invalid arguments are returned to the model as a failed output, not as an
-    /// error of the run.
-    pub(crate) async fn call_memory(
-        &self,
-        principal: &Principal,
-        id: &SessionId,
-        call: &ToolInvocation,
-    ) -> Result<ToolOutput> {
-        let action = match serde_json::from_value(Value::Object(call.arguments.clone())) {
-            Ok(action) => action,
-            Err(e) => return Ok(failed(format!("{e}; valid actions are remember, recall and forget"))),
+    /// Executes a call.
+    pub(crate) async fn call_memory(&self, principal: &Principal, call: &ToolInvocation) -> Result<Value> {
+        let invalid = |e: serde_json::Error| {
+            Error::invalid("action", format!("{e}; valid actions are remember, recall and forget"))
         };
-        match self.execute_action(principal, id, call, action).await {
-            Ok(content) => Ok(ToolOutput { content: content.to_string(), failed: false }),
-            Err(e @ (Error::Invalid { .. } | Error::TooLarge { .. })) => Ok(failed(e.to_string())),
-            Err(e) => Err(e),
-        }
-    }
-
-    async fn execute_action(
-        &self,
-        principal: &Principal,
-        id: &SessionId,
-        call: &ToolInvocation,
-        action: Action,
-    ) -> Result<Value> {
+        let action = serde_json::from_value(Value::Object(call.arguments.clone())).map_err(invalid)?;
+        let id = &call.session.session;
         let target = MemoryTarget::Session(id.clone());
         match action {
             Action::Remember { text, kind } => {
@@ -118,8 +89,4 @@ impl Tenure {
             }
         }
     }
-}
-
-fn failed(content: String) -> ToolOutput {
-    ToolOutput { content: format!("[{content}]"), failed: true }
 }

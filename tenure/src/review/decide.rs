@@ -4,6 +4,7 @@
 //! list that could diverge (D-061).
 
 use crate::engine::pending_commit::PendingCommit;
+use crate::rules::human_question::CHOICE;
 use crate::rules::partial::PartialSession;
 use crate::rules::run_entries::release_entry;
 use crate::rules::session::Review;
@@ -16,7 +17,7 @@ use crate::types::head::{Head, ReviewIndexLabel};
 use crate::types::id::{Principal, ReviewId};
 use crate::types::status::Status;
 use jiff::{SignedDuration, Timestamp};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// A filter for listing reviews.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,8 +47,10 @@ pub struct ReviewInput {
     pub reviewer: String,
     /// The reviewer's reason.
     pub notes: Option<String>,
-    /// The corrected arguments, required for [`Decision::Corrected`].
+    /// The corrected arguments, required for [`Decision::Corrected`]. For a question, `{"answer": text}`.
     pub arguments: Option<Value>,
+    /// The chosen answer, for a question that offers choices.
+    pub choice: Option<String>,
 }
 
 impl Tenure {
@@ -139,12 +142,14 @@ impl Tenure {
         }
         let max = self.limits().max_info_bytes;
         let arguments = input.arguments.as_ref().map_or(0, |a| a.to_string().len());
-        let size = input.notes.as_ref().map_or(0, String::len) + input.reviewer.len() + arguments;
+        let texts = [&input.notes, &input.choice].into_iter().flatten().map(String::len).sum::<usize>();
+        let size = texts + input.reviewer.len() + arguments;
         if size > max {
             return Err(Error::TooLarge { subject: "a decision".into(), limit: "max_info_bytes", max: max as u64 });
         }
         self.update_review(principal, id, |session, review, now| {
             check_claim(review, &input.reviewer, now)?;
+            review.check_answer(input.decision, input.choice.as_deref(), input.arguments.as_ref())?;
             Ok(decision_entries(session, review, input, now))
         })
         .await
@@ -214,6 +219,7 @@ impl Tenure {
                 reviewer: "timeout".to_owned(),
                 notes: Some("decided automatically: the review timed out".to_owned()),
                 arguments: None,
+                choice: None,
             };
             let decided = self.update_review(&principal, &review, |session, review, now| {
                 Ok(decision_entries(session, review, &input, now))
@@ -236,7 +242,8 @@ fn decision_entries(
     input: &ReviewInput,
     now: Timestamp,
 ) -> (Vec<Entry>, Review) {
-    let ReviewInput { decision, reviewer, notes, arguments } = input.clone();
+    let ReviewInput { decision, reviewer, notes, arguments, choice } = input.clone();
+    let arguments = arguments.or_else(|| choice.map(|choice| json!({CHOICE: choice})));
     let id = review.opened.review.clone();
     let step = review.opened.step.clone();
     let previous = Some(DecisionChain::link(session.head.decisions));

@@ -18,6 +18,10 @@ pub(crate) fn with_decisions<'a>(messages: &[&'a StoredMessage], reviews: &[Revi
     let mut corrected = Vec::new();
     for review in reviews.iter().rev() {
         let (Some(call), Some((_, decided))) = (&review.opened.call, &review.decided) else { continue };
+        if review.question().is_some() {
+            // The result is the decision already.
+            continue;
+        }
         let Some(position) = find_call(messages, review, call) else { continue };
         if let Some(arguments) = corrected_arguments(decided)
             && !corrected.contains(&(position, call))

@@ -5,6 +5,7 @@
 //! client. A call that was started and has no result may or may not have been executed: unless it can safely
 //! be retried, a person decides that too.
 
+use crate::rules::human_question::{HumanQuestion, answer_text};
 use crate::rules::partial::PartialSession;
 use crate::rules::session::{Review, Session, ToolCallStart};
 use crate::types::entry::{Decision, ReviewDecided};
@@ -183,13 +184,22 @@ fn decide_call(open_call: &OpenCall<'_>, rules: &RunRules<'_>) -> Option<Result<
         return (!rules.client_tools && has_tools(rules)).then(|| Ok(CallAction::Respond(message())));
     };
     let decision = open_call.decision();
+    let arguments = call_with_model_arguments(call);
+    let arguments = match &arguments {
+        CallAction::Call(arguments) => Some(arguments),
+        CallAction::Respond(_) => None,
+    };
+    let rule = || rules.review.iter().position(|r| r.applies(tool, arguments));
+    if tool.asks_human {
+        return Some(decide_question(arguments, decision.map(|(_, decided)| decided)).ok_or_else(|| (rule(), false)));
+    }
     // Started after the last decision about it, or without any decision.
     let lost = open_call.started.is_some_and(|seq| decision.is_none_or(|(review, _)| review.seq < seq));
     if lost && !tool.is_repeatable() {
-        return Some(Err((rules.review.iter().position(|r| r.covers(&call.name)), true)));
+        return Some(Err((rule(), true)));
     }
     let action = match decision {
-        None => match rules.review.iter().position(|r| r.covers(&call.name)) {
+        None => match rule() {
             Some(rule) => return Some(Err((Some(rule), false))),
             None => open_call.action(),
         },
@@ -204,6 +214,16 @@ fn decide_call(open_call: &OpenCall<'_>, rules: &RunRules<'_>) -> Option<Result<
         },
     };
     Some(Ok(action))
+}
+
+/// Decides a call that asks a person: the decision is the result. `None` means that a person must decide.
+fn decide_question(arguments: Option<&Map<String, Value>>, decided: Option<&ReviewDecided>) -> Option<CallAction> {
+    if let Some(decided) = decided {
+        return Some(CallAction::Respond(answer_text(decided)));
+    }
+    let question = arguments.ok_or_else(|| "the arguments are not a JSON object".to_owned());
+    let invalid = question.and_then(HumanQuestion::from_arguments).err()?;
+    Some(CallAction::Respond(format!("[no person was asked: {invalid}]")))
 }
 
 /// Returns false if there are no tools here: then all calls are left to the client, whatever they name.

@@ -14,9 +14,13 @@ impl Session {
             return Some(format!("{PAUSE_NOTICE} {until:.0} (session {id}; run {run}).\n{PAUSE_FOOTER}"));
         }
         let line = |r: &Review| {
-            let question = if r.opened.lost { "Was this call executed" } else { "May this call be executed" };
+            let question = match r.question() {
+                Some(question) => question.split_whitespace().collect::<Vec<_>>().join(" "),
+                None if r.opened.lost => "Was this call executed?".to_owned(),
+                None => "May this call be executed?".to_owned(),
+            };
             let queue = r.opened.queue.as_ref().map(|q| format!(", queue {q}")).unwrap_or_default();
-            format!("- {} (review {}{queue}): {question}?", r.opened.step, r.opened.review)
+            format!("- {} (review {}{queue}): {question}", r.opened.step, r.opened.review)
         };
         let lines: Vec<String> = self.open_reviews().map(line).collect();
         let footer = "The run resumes automatically after the decision; check again later.";

@@ -13,18 +13,19 @@ use crate::rules::reconcile::reconcile;
 use crate::rules::session::Point;
 use crate::run::executors::StoredAnswer;
 use crate::run::idempotency::{StartedRun, derive_run_id, derive_session_id, idempotency_lock_key};
+use crate::run::instructions::render_with;
 use crate::run::open_run::{OpenRun, RunInput, RunStart};
 use crate::run::request::{OnExpired, TurnRequest};
 use crate::run::turn_plan::{CommittedTurn, TurnPlan, prompt_after};
 use crate::session::lifecycle::NewSession;
 use crate::tenure::Tenure;
-use crate::types::assistant::Assistant;
 use crate::types::blob::Blob;
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Principal, RunId, SessionId, SessionKey, Tenant};
 use crate::types::message::Message;
 use jiff::Timestamp;
+use serde_json::Map;
 use std::time::Duration;
 
 /// The outcome of beginning a turn.
@@ -126,7 +127,15 @@ impl Tenure {
         };
         let assistant = session.as_ref().and_then(|s| s.head().assistant.clone()).or_else(|| request.assistant.clone());
         let assistant = self.assistant_of(principal, assistant).await?;
-        let mut messages: Vec<Message> = instructions(assistant.as_deref()).collect();
+        let (metadata, user) = match &session {
+            Some(session) => (session.head().info.metadata.clone(), &session.head().user),
+            None => (Map::new(), &principal.user),
+        };
+        let instructions =
+            assistant.as_deref().map_or(Ok(None), |assistant| render_with(assistant, metadata, user, self.now()));
+        let instructions = instructions
+            .map_err(|reason| Error::invalid("instructions", format!("could not be rendered: {reason}")))?;
+        let mut messages: Vec<Message> = instructions.as_deref().map(Message::system).into_iter().collect();
         let Some(session) = session else {
             messages.extend(request.messages.iter().cloned());
             return Ok(messages);
@@ -142,10 +151,10 @@ impl Tenure {
     pub(crate) async fn prompt(
         &self,
         tenant: &Tenant,
-        assistant: Option<&Assistant>,
+        instructions: Option<&str>,
         history: Vec<Message>,
     ) -> Result<Vec<Message>> {
-        let mut messages: Vec<Message> = instructions(assistant).collect();
+        let mut messages: Vec<Message> = instructions.map(Message::system).into_iter().collect();
         messages.reserve(history.len());
         for message in history {
             messages.push(if message.blob_refs().is_empty() {
@@ -215,11 +224,6 @@ impl Tenure {
             (_, OnExpired::Fresh) => self.archive(principal, id).await,
         }
     }
-}
-
-/// The assistant's instructions as a system message, if it has any.
-fn instructions(assistant: Option<&Assistant>) -> impl Iterator<Item = Message> {
-    assistant.and_then(|a| a.instructions.as_deref()).map(Message::system).into_iter()
 }
 
 /// The state of opening a turn. Every attempt acquires the turn lock and tries to commit the first
@@ -382,11 +386,11 @@ impl<'a> TurnAttempt<'a> {
         };
         let mut open_run = OpenRun::new(tenure, principal, turn_guard, start).await?;
         let block = memory_injection.as_ref().map(|m| &m.block);
-        let assistant = open_run.context.assistant.as_deref();
+        let instructions = open_run.context.rendered_instructions();
         let prompt = if committed.resumes {
             Vec::new()
         } else {
-            with_block(tenure.prompt(&principal.tenant, assistant, committed.messages).await?, block)
+            with_block(tenure.prompt(&principal.tenant, instructions, committed.messages).await?, block)
         };
         let mut reconcile_report = committed.reconcile_report;
         reconcile_report.memories = memory_injection.as_ref().map(|m| m.memories.clone()).unwrap_or_default();

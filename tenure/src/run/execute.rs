@@ -24,6 +24,7 @@ use crate::rules::prompt::{build_history, stateless_prompt};
 use crate::rules::run_entries::{CANCELLED, run_ended_entry};
 use crate::rules::session::{Run, StoredMessage, tokens_used};
 use crate::rules::tool_call_filter::ToolCallFilter;
+use crate::run::built_in_tools::BuiltInTool;
 use crate::run::executors::{Executors, RunEvent, ToolProgress, TurnError, TurnOutcome};
 use crate::run::lease::LeaseState;
 use crate::run::open_run::{OpenRun, RunContext};
@@ -38,7 +39,7 @@ use crate::types::tool::Tool;
 use jiff::Timestamp;
 use rate_limit::ModelResponse;
 use retry::Backoff;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::sync::{Arc, OnceLock};
@@ -90,6 +91,7 @@ struct Execution<'a> {
     executors: Executors<'a>,
     policy: RunPolicy,
     tools: Arc<[Tool]>,
+    built_in: Vec<BuiltInTool>,
     /// Whether the client has tools of its own.
     client_tools: bool,
     /// The first prompt. `None` after the first round, and if the run is resumed.
@@ -110,6 +112,8 @@ struct Execution<'a> {
     hits: HashMap<String, String>,
     seq: Seq,
     waiting: bool,
+    /// Changes of the session's metadata by tool calls, until they are committed with the results.
+    metadata_patches: Vec<Map<String, Value>>,
     lease_state: Arc<LeaseState>,
     /// The record of the memories that are injected, until it is committed.
     recall_event: Option<Item>,
@@ -144,6 +148,7 @@ impl<'a> Execution<'a> {
         Self {
             policy: context.policy().runs,
             tools: Arc::default(),
+            built_in: Vec::new(),
             client_tools,
             resumed: prompt.is_empty(),
             first_prompt: (!prompt.is_empty()).then_some(prompt),
@@ -157,6 +162,7 @@ impl<'a> Execution<'a> {
             hits: HashMap::new(),
             seq: 0,
             waiting: false,
+            metadata_patches: Vec::new(),
             lease_state: Arc::new(LeaseState { until, releasing: AtomicBool::new(false) }),
             recall_event: context.input.memory_injection.as_ref().and_then(|m| m.event.clone()),
             streamed: record_stream.then(StreamedText::default),
@@ -182,16 +188,19 @@ impl<'a> Execution<'a> {
             Some(tools) => tools.list(&ToolContext::new(&session, assistant)).await.map_err(TurnError::Tools)?,
             None => Vec::new(),
         };
-        if let Some(memory) = assistant.and_then(|a| self.context.tenure.memory_tool(&self.context.principal, a)) {
-            tools.retain(|t| t.name != memory.name);
-            tools.push(memory);
-        }
+        let built_in = |a| BuiltInTool::of_assistant(&self.context.tenure, &self.context.principal, a);
+        self.built_in = assistant.map(built_in).unwrap_or_default();
+        tools.retain(|tool| self.built_in.iter().all(|built_in| built_in.name() != tool.name));
+        tools.extend(self.built_in.iter().map(BuiltInTool::definition));
         self.tools = tools.into();
         self.add_tool_definitions();
         Ok(())
     }
 
     async fn execute_steps(&mut self) -> Result<(), TurnError> {
+        if let Err(reason) = &self.context.instructions {
+            return Err(TurnError::Instructions(reason.clone()));
+        }
         self.list_tools().await?;
         let mut step = match self.first_prompt {
             Some(_) => NextStep::Model,
@@ -346,7 +355,7 @@ impl<'a> Execution<'a> {
                 tenure.recall_for_prompt(&self.context.principal, id, name, &history).await;
         }
         let messages =
-            tenure.prompt(&self.context.principal.tenant, self.context.assistant.as_deref(), history).await?;
+            tenure.prompt(&self.context.principal.tenant, self.context.rendered_instructions(), history).await?;
         Ok(with_block(messages, self.context.input.memory_injection.as_ref().map(|r| &r.block)))
     }
 

@@ -200,6 +200,9 @@ pub enum TurnError {
         /// A description for people.
         message: String,
     },
+    /// The assistant's instructions are a template that could not be rendered.
+    #[error("could not render the assistant's instructions: {0}")]
+    Instructions(String),
     /// The assistant's tools could not be listed.
     #[error("could not list the assistant's tools: {0}")]
     Tools(ToolError),
@@ -214,6 +217,7 @@ impl TurnError {
             TurnError::Stopped => "interrupted",
             TurnError::Cancelled => "cancelled",
             TurnError::Limit { code, .. } => code,
+            TurnError::Instructions(_) => "instructions_failed",
             TurnError::Tools(_) => "tools_unavailable",
         }
     }

@@ -39,6 +39,9 @@ pub(crate) struct RunContext {
     pub run: RunId,
     /// The assistant that the session belongs to.
     pub assistant: Option<Arc<Assistant>>,
+    /// The assistant's instructions, rendered when this node opened the run, or why they could not be rendered.
+    /// Then the run fails when it is executed.
+    pub instructions: Result<Option<String>, String>,
     /// The model that answers. It is stored as the session's model once it has answered.
     pub model: Option<String>,
     /// The parameters with which another process can resume the run.
@@ -103,6 +106,10 @@ impl OpenRun {
     ) -> Result<Self> {
         let RunStart { session_id, run, assistant, model, resumable, store_answer, started_at, claimed_at } = start;
         let assistant = tenure.assistant_of(principal, assistant).await?;
+        let instructions = match assistant.as_deref() {
+            Some(assistant) => tenure.render_instructions(principal, &session_id, assistant, claimed_at).await?,
+            None => Ok(None),
+        };
         let model = model.or_else(|| resumable.as_ref().map(|r| r.model.clone()));
         let context = RunContext {
             tenure: tenure.clone(),
@@ -110,6 +117,7 @@ impl OpenRun {
             session_id,
             run,
             assistant,
+            instructions,
             model,
             resumable,
             store_answer,
@@ -179,6 +187,11 @@ impl OpenRun {
 }
 
 impl RunContext {
+    /// The assistant's instructions. `None` if there are none, or if they could not be rendered.
+    pub fn rendered_instructions(&self) -> Option<&str> {
+        self.instructions.as_ref().ok()?.as_deref()
+    }
+
     /// The policy for sessions of the run's assistant.
     pub fn policy(&self) -> crate::types::policy::Policy {
         self.tenure.policy(&self.principal.tenant, self.assistant.as_ref().map(|a| a.name.as_str()))

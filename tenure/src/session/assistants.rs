@@ -4,7 +4,7 @@
 use crate::engine::registry::assistants_namespace;
 use crate::store::item::Item;
 use crate::tenure::Tenure;
-use crate::types::assistant::{Assistant, MemoryConfig};
+use crate::types::assistant::Assistant;
 use crate::types::error::{Error, Result};
 use crate::types::id::{AccessScope, Principal, check_text};
 use std::sync::Arc;
@@ -71,7 +71,7 @@ impl Tenure {
     fn assistant_item(&self, principal: &Principal, assistant: &Assistant) -> Result<Item> {
         self.may_change(principal, &assistant.name)?;
         check_text(&assistant.name).map_err(|reason| Error::invalid("name", format!("not a valid name: {reason}")))?;
-        assistant.memory.as_ref().map_or(Ok(()), MemoryConfig::check)?;
+        assistant.check()?;
         if !assistant.tools.is_empty() {
             return Err(Error::invalid("tools", "tools can only be declared in the server's configuration"));
         }

@@ -7,6 +7,7 @@ use crate::types::policy::HistoryMode;
 use crate::types::policy::{
     CheckpointPolicy, CompactionPolicy, MemoryPolicy, MemoryScope, OnDisconnect, Policy, ReviewRule,
 };
+use crate::types::template::check_template;
 use crate::types::tool_source::ToolSource;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -22,7 +23,8 @@ pub struct Assistant {
     /// The model that its runs use. `None` means that each session or request names its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// Instructions that precede everything else in the prompt. They are not part of any session.
+    /// Instructions that precede everything else in the prompt. They are not part of any session. A text with
+    /// `{{` or `{%` is a template over `metadata` (the session's), `user` and `now` (D-132).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instructions: Option<String>,
     /// Overrides of the lifetime of its sessions, and of how requests to them are handled.
@@ -208,6 +210,25 @@ impl MemoryConfig {
         policy.inject = self.inject.unwrap_or(policy.inject);
         policy.limit = self.limit.unwrap_or(policy.limit);
         policy.max_tokens = self.max_tokens.unwrap_or(policy.max_tokens);
+    }
+}
+
+impl Assistant {
+    /// Checks the settings that a program or a person wrote: memory, templates, conditions and built-in tools.
+    /// The error contains the path of the field.
+    pub fn check(&self) -> Result<()> {
+        self.memory.as_ref().map_or(Ok(()), MemoryConfig::check)?;
+        let instructions = self.instructions.as_deref().map_or(Ok(()), check_template);
+        instructions.map_err(|reason| Error::invalid("instructions", format!("not a valid template: {reason}")))?;
+        for (i, rule) in self.review.iter().enumerate() {
+            rule.check().map_err(|e| e.under(&format!("review[{i}]")))?;
+        }
+        for (i, source) in self.tools.iter().enumerate() {
+            if let ToolSource::Metadata(metadata) = source {
+                metadata.check().map_err(|e| e.under(&format!("tools[{i}].metadata")))?;
+            }
+        }
+        Ok(())
     }
 }
 

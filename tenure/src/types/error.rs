@@ -282,6 +282,14 @@ impl Error {
         Error::Invalid { param: param.into(), message: message.into() }
     }
 
+    /// Puts the path of an invalid field below another path. Other errors are unchanged.
+    pub(crate) fn under(self, path: &str) -> Self {
+        match self {
+            Error::Invalid { param, message } => Error::Invalid { param: format!("{path}.{param}"), message },
+            other => other,
+        }
+    }
+
     /// Creates an error for a store failure that only its operator can resolve.
     pub fn unavailable(reason: impl std::fmt::Display) -> Self {
         Error::Unavailable { reason: reason.to_string(), source: None }

@@ -4,8 +4,11 @@ use crate::types::entry::Decision;
 use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 use crate::types::human_duration::HumanDuration;
+use crate::types::template::{check_condition, may_hold};
+use crate::types::tool::Tool;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::time::Duration;
 
 /// Whether a run continues when the client that waits for it disconnects.
@@ -144,6 +147,10 @@ impl TryFrom<String> for CheckpointPolicy {
 pub struct ReviewRule {
     /// The name of the tool, or a pattern such as `refund_*`.
     pub tool: String,
+    /// A condition on the arguments of the call, such as `amount > 100`. `None` means that the rule applies to
+    /// every call. A condition that cannot be evaluated holds (D-134).
+    #[serde(default, rename = "when", skip_serializing_if = "Option::is_none")]
+    pub condition: Option<String>,
     /// The queue of reviewers to which the request is addressed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<String>,
@@ -161,9 +168,18 @@ fn rejected() -> Decision {
 }
 
 impl ReviewRule {
-    /// Returns true if the rule applies to this tool.
-    pub fn covers(&self, tool: &str) -> bool {
-        matches_pattern(&self.tool, tool)
+    /// Returns true if the rule applies to a call. Arguments that are not an object (`None`) satisfy every
+    /// condition.
+    pub fn applies(&self, tool: &Tool, arguments: Option<&Map<String, Value>>) -> bool {
+        let may_apply =
+            |condition: &String| arguments.is_none_or(|arguments| may_hold(condition, arguments, &tool.parameters));
+        matches_pattern(&self.tool, &tool.name) && self.condition.as_ref().is_none_or(may_apply)
+    }
+
+    /// Checks the condition.
+    pub fn check(&self) -> Result<()> {
+        let condition = self.condition.as_deref().map_or(Ok(()), check_condition);
+        condition.map_err(|reason| Error::invalid("when", format!("not a valid condition: {reason}")))
     }
 }
 

@@ -21,6 +21,10 @@ pub struct Tool {
     /// Whether results may be stored in the session's cache.
     #[serde(default)]
     pub cache: bool,
+    /// Whether a call is a question to a person: it opens a review, and the decision is its result. The
+    /// arguments are those of the built-in tool `ask_human`.
+    #[serde(default)]
+    pub asks_human: bool,
 }
 
 impl Tool {

@@ -1,6 +1,8 @@
 //! Sources of an assistant's tools: plain data, as written in the configuration file.
 
 use crate::types::byte_size::ByteSize;
+use crate::types::error::Error;
+use crate::types::head::DECISIONS;
 use crate::types::human_duration::HumanDuration;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
@@ -9,9 +11,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-const KINDS: &[&str] = &["mcp", "http", "python", "memory"];
+const KINDS: &[&str] = &["mcp", "http", "python", "memory", "metadata", "ask_human"];
 
-/// A source of tools: `{mcp: …}`, `{http: …}`, `{python: …}`, or one of the strings `python` and `memory`.
+/// A source of tools: `{mcp: …}`, `{http: …}`, `{python: …}`, `{metadata: …}`, or one of the strings `python`,
+/// `memory`, `metadata` and `ask_human`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolSource {
@@ -23,6 +26,37 @@ pub enum ToolSource {
     Python(PythonSource),
     /// The built-in tool that stores and recalls memories of the assistant.
     Memory,
+    /// The built-in tool that reads and changes permitted keys of the session's metadata.
+    Metadata(MetadataSource),
+    /// The built-in tool that asks a person and waits for the decision.
+    AskHuman,
+}
+
+/// The settings of the built-in tool `metadata`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MetadataSource {
+    /// The keys of the session's metadata that the model can read and change.
+    pub keys: Vec<String>,
+}
+
+impl Default for MetadataSource {
+    fn default() -> Self {
+        Self { keys: ["preferences", "resolved_entities", "task_progress"].map(str::to_owned).into() }
+    }
+}
+
+impl MetadataSource {
+    /// Checks that there are keys, and that none of them is derived from the log.
+    pub fn check(&self) -> Result<(), Error> {
+        if self.keys.is_empty() {
+            return Err(Error::invalid("keys", "the tool `metadata` needs at least one key"));
+        }
+        match self.keys.iter().find(|key| *key == DECISIONS) {
+            Some(key) => Err(Error::invalid("keys", format!("`{key}` is derived from the log and cannot be written"))),
+            None => Ok(()),
+        }
+    }
 }
 
 /// An MCP server: a program (`command`), or an address (`url`).
@@ -58,6 +92,10 @@ pub struct McpSource {
     /// tools may be cached by default.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cache: Vec<String>,
+    /// Patterns of keys of the session's metadata that the server receives with each call, with the syntax of
+    /// `read_only`, as `_meta` of the request.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub metadata: Vec<String>,
     /// Maximum duration of a call. `None` means one minute.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout: Option<HumanDuration>,
@@ -88,6 +126,13 @@ pub struct HttpSource {
     /// Whether results may be cached. `None` means that they may if the tool is read-only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<bool>,
+    /// Patterns of keys of the session's metadata that the tool receives with each call. `*` matches any
+    /// characters; a leading `!` negates. The last matching pattern applies.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub metadata: Vec<String>,
+    /// The field of the JSON body that contains the metadata. `None` means the header `X-Tenure-Metadata`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata_field: Option<String>,
     /// Maximum duration of a call. `None` means one minute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<HumanDuration>,
@@ -120,13 +165,18 @@ impl<'de> Deserialize<'de> for ToolSource {
             type Value = ToolSource;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("`python`, `memory`, or an object with one of the keys `mcp`, `http` and `python`")
+                f.write_str(
+                    "`python`, `memory`, `metadata`, `ask_human`, or an object with one of the keys `mcp`, `http`, \
+                     `python` and `metadata`",
+                )
             }
 
             fn visit_str<E: de::Error>(self, word: &str) -> Result<ToolSource, E> {
                 match word {
                     "python" => Ok(ToolSource::Python(PythonSource::default())),
                     "memory" => Ok(ToolSource::Memory),
+                    "metadata" => Ok(ToolSource::Metadata(MetadataSource::default())),
+                    "ask_human" => Ok(ToolSource::AskHuman),
                     _ => Err(E::unknown_field(word, KINDS)),
                 }
             }
@@ -138,6 +188,8 @@ impl<'de> Deserialize<'de> for ToolSource {
                     "http" => ToolSource::Http(map.next_value()?),
                     "python" => ToolSource::Python(map.next_value::<Option<_>>()?.unwrap_or_default()),
                     "memory" => map.next_value::<Option<()>>().map(|_| ToolSource::Memory)?,
+                    "metadata" => ToolSource::Metadata(map.next_value::<Option<_>>()?.unwrap_or_default()),
+                    "ask_human" => map.next_value::<Option<()>>().map(|_| ToolSource::AskHuman)?,
                     other => return Err(de::Error::unknown_field(other, KINDS)),
                 };
                 match map.next_key::<String>()? {
@@ -217,7 +269,8 @@ mod tests {
 
     #[test]
     fn sources_are_read() {
-        let text = r#"["python", {"python": null}, {"python": {"memory": "1GB"}}, {"mcp": {"command": "x", "env": {"A": "b", "C": {"env": "D"}}}}]"#;
+        let text = r#"["python", {"python": null}, {"python": {"memory": "1GB"}}, {"mcp": {"command": "x", "env": {"A": "b", "C": {"env": "D"}}}},
+            "memory", "ask_human", "metadata", {"metadata": {"keys": ["a"]}}]"#;
         let sources: Vec<ToolSource> = serde_json::from_str(text).unwrap();
         let python = ToolSource::Python(PythonSource::default());
         assert_eq!(sources[..2], [python.clone(), python]);

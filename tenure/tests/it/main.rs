@@ -6,6 +6,7 @@
 )]
 
 mod archive;
+mod ask_human;
 mod audit;
 mod backup;
 mod clients;
@@ -20,6 +21,7 @@ mod invariants;
 mod leases;
 mod lifecycle;
 mod memories;
+mod metadata;
 mod next;
 mod operations;
 mod outage;

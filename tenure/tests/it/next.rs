@@ -12,7 +12,13 @@ fn rules_of(review: &[ReviewRule], client_tools: bool, f: impl FnOnce(&RunRules<
 }
 
 fn mail_is_reviewed() -> Vec<ReviewRule> {
-    vec![ReviewRule { tool: "mail".into(), queue: None, timeout: None, on_timeout: Decision::Rejected }]
+    vec![ReviewRule {
+        tool: "mail".into(),
+        condition: None,
+        queue: None,
+        timeout: None,
+        on_timeout: Decision::Rejected,
+    }]
 }
 
 /// A log built step by step.

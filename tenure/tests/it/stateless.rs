@@ -59,7 +59,7 @@ on_every_store! {
         assert!(outcome.waiting);
         assert_eq!(model.last_prompt(), ["Be kind.", "Refund it.", "", "20 EUR"]);
         let review = session_x(t).await.open_reviews().next().unwrap().opened.review.clone();
-        let input = ReviewInput { decision: Decision::Approved, reviewer: "bob".into(), notes: None, arguments: None };
+        let input = ReviewInput { decision: Decision::Approved, reviewer: "bob".into(), notes: None, arguments: None, choice: None };
         t.decide(&ada(), &review, &input).await.unwrap();
         assert_eq!(take_over(t, &model, &tools).await.len(), 1);
         assert_eq!(model.last_prompt(), ["Be kind.", "Refund it.", "", "20 EUR", "", "refunded"]);
@@ -78,7 +78,7 @@ on_every_store! {
     }
 
     /// Neither summaries nor memories of the session are shown.
-    async fn nothing_is_spliced_in(test: &mut TestTenure) {
+    async fn summaries_and_memories_are_not_shown(test: &mut TestTenure) {
         let t = &test.tenure;
         t.declare(clerk(|a| a.short_term.max_history_turns = Some(1)));
         let (model, none) = (ScriptedModel::new([text_answer("Hm.")]), CountingTools::default());

@@ -72,7 +72,7 @@ pub fn clerk(change: impl FnOnce(&mut Assistant)) -> Assistant {
 }
 
 pub fn reviewed(tool: &str) -> ReviewRule {
-    ReviewRule { tool: tool.to_owned(), queue: None, timeout: None, on_timeout: Decision::Rejected }
+    ReviewRule { tool: tool.to_owned(), condition: None, queue: None, timeout: None, on_timeout: Decision::Rejected }
 }
 
 /// The parameters of a run that can be taken over.
@@ -160,7 +160,7 @@ pub fn open(session: &Session) -> Vec<ReviewId> {
 }
 
 pub fn review_input(decision: Decision) -> ReviewInput {
-    ReviewInput { decision, reviewer: "eve".to_owned(), notes: None, arguments: None }
+    ReviewInput { decision, reviewer: "eve".to_owned(), notes: None, arguments: None, choice: None }
 }
 
 /// Counts the occurrences of a text in the files of a store by a byte scan, including base64, or in

@@ -2,14 +2,17 @@
 //! order.
 
 use super::Execution;
+use super::retry::Backoff;
 use super::tool_call::{CallResult, ToolCall};
 use crate::rules::next::{CallAction, NextStep, PendingCall, call_with_model_arguments};
 use crate::run::executors::{RunEvent, ToolProgress, TurnError};
 use crate::types::error::{Error, Result};
+use crate::types::head::Head;
 use crate::types::message::Message;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use serde_json::Value;
+use std::sync::Arc;
 
 impl<'a> Execution<'a> {
     /// Looks up cached results for the tool calls of an answer.
@@ -51,8 +54,9 @@ impl<'a> Execution<'a> {
             let progress = self.progress(job);
             self.send_event(RunEvent::Tool(progress)).await;
         }
+        let head = self.read_head().await?;
         let concurrent = self.policy.parallel.max(1);
-        let futures: Vec<_> = jobs.iter().map(|job| self.tool_call(job).execute()).collect();
+        let futures: Vec<_> = jobs.iter().map(|job| self.tool_call(job, &head).execute()).collect();
         let mut waiting = futures.into_iter().enumerate();
         let mut running = FuturesUnordered::new();
         let mut results: Vec<Option<CallResult>> = jobs.iter().map(|_| None).collect();
@@ -100,11 +104,27 @@ impl<'a> Execution<'a> {
         }
     }
 
+    /// Reads the session's head as of the run's last commit. The calls do not read the session themselves: they
+    /// are not polled while a result is committed, and would then hold its lock.
+    async fn read_head(&self) -> Result<Arc<Head>> {
+        let mut backoff = Backoff::new();
+        loop {
+            let engine = &self.context.tenure.engine;
+            let head = engine.read_cached_partial(&self.context.principal, &self.context.session_id, |session| {
+                Ok(Arc::new(session.head.clone()))
+            });
+            if let Some(head) = backoff.unless_unavailable(head.await).await {
+                return head;
+            }
+        }
+    }
+
     /// Converts finished calls into tool messages and notifies the listener of each.
     async fn result_messages(&mut self, jobs: &[PendingCall], results: &mut [Option<CallResult>]) -> Vec<Message> {
         let mut messages = Vec::new();
         for (job, result) in jobs.iter().zip(results) {
-            if let Some(CallResult::Content(content)) = result.take() {
+            if let Some(CallResult::Content { content, patch }) = result.take() {
+                self.metadata_patches.extend((!patch.is_empty()).then_some(patch));
                 messages.push(Message::tool(&job.call.id, &content));
                 let progress = ToolProgress { content: Some(content), ..self.progress(job) };
                 self.calls.push(progress.clone());
@@ -131,14 +151,16 @@ impl<'a> Execution<'a> {
 
     /// The execution of one call. It borrows nothing from the run, so events can be sent while it
     /// is polled.
-    fn tool_call(&self, job: &PendingCall) -> ToolCall<'a> {
+    fn tool_call(&self, job: &PendingCall, head: &Arc<Head>) -> ToolCall<'a> {
         ToolCall {
+            head: head.clone(),
             tenure: self.context.tenure.clone(),
             principal: self.context.principal.clone(),
             session_id: self.context.session_id.clone(),
             run: self.context.run.clone(),
             assistant: self.context.assistant.clone(),
             tools: self.executors.tools,
+            built_in: self.built_in.iter().find(|tool| tool.name() == job.call.name).cloned(),
             tool: self.tools.iter().find(|t| t.name == job.call.name).cloned().unwrap_or_default(),
             cached_result: self.hits.get(&job.call.id).cloned(),
             lease_state: self.lease_state.clone(),

@@ -5,6 +5,7 @@ use crate::engine::idempotency::expiring_item;
 use crate::engine::pending_commit::PendingCommit;
 use crate::memory::recall::RECALLS;
 use crate::rules::checkpoint::automatic_checkpoint;
+use crate::rules::human_question::{CHOICES, HumanQuestion, QUESTION};
 use crate::rules::next::{CallAction, NextStep, PendingCall, ReviewRequest, RunRules, next_after};
 use crate::rules::partial::PartialSession;
 use crate::rules::run_entries::run_ended_entry;
@@ -57,6 +58,7 @@ impl Execution<'_> {
             Ok(Some((seq, step))) => {
                 self.seq = seq;
                 self.recall_event = None;
+                self.metadata_patches.clear();
                 Ok(step)
             }
             Ok(None) | Err(Error::NotFound { .. }) => Err(Error::Superseded { session_id: id.clone() }),
@@ -69,6 +71,11 @@ impl Execution<'_> {
         let StepInput { session, messages, .. } = input;
         let mut builder = EntryBuilder::new(session, input.run);
         self.add_messages(&mut builder, &input);
+        builder.entries.extend(
+            self.metadata_patches
+                .iter()
+                .map(|patch| Entry::info(SessionPatch { metadata: patch.clone(), ..SessionPatch::default() })),
+        );
         let rules = RunRules { tools: &self.tools, review: &self.policy.review, client_tools: self.client_tools };
         let step = if input.is_round_complete { next_after(session, messages, &rules) } else { NextStep::Wait };
         let mut items: Vec<_> = self.recall_event.iter().map(|event| (RECALLS.to_owned(), event.clone())).collect();
@@ -181,23 +188,36 @@ impl Execution<'_> {
         Some(Entry::ToolStarted { run: self.context.run.clone(), call, tool, detail })
     }
 
+    /// The question of a review, if the call asks a person.
+    fn human_question(&self, request: &ReviewRequest) -> Option<HumanQuestion> {
+        let asks_human = self.tools.iter().any(|tool| tool.asks_human && tool.name == request.call.name);
+        HumanQuestion::from_arguments(request.arguments.as_object().filter(|_| asks_human)?).ok()
+    }
+
     fn review_opened(&self, request: &ReviewRequest, seq: Seq, now: Timestamp) -> ReviewOpened {
         let rule = request.rule.and_then(|i| self.policy.review.get(i));
         let timeout = rule.and_then(|r| r.timeout?.duration()).and_then(|d| SignedDuration::try_from(d).ok());
         let expires_at = timeout.and_then(|timeout| now.checked_add(timeout).ok());
+        let mut detail = Map::from_iter([("arguments".to_owned(), request.arguments.clone())]);
+        let mut queue = rule.and_then(|r| r.queue.clone());
+        if let Some(question) = self.human_question(request) {
+            detail.insert(QUESTION.to_owned(), json!(question.question));
+            detail.insert(CHOICES.to_owned(), json!(question.choices));
+            queue = question.queue.or(queue);
+        }
         ReviewOpened {
             review: ReviewId::of(&self.context.session_id, seq),
             step: request.call.name.clone(),
             run: Some(self.context.run.clone()),
             call: Some(request.call.id.clone()),
-            queue: rule.and_then(|r| r.queue.clone()),
+            queue,
             lost: request.lost,
             // A lost call has no review timeout: whether it had side effects must not be decided by
             // a timer.
             timeout: rule
                 .filter(|_| !request.lost)
                 .and_then(|r| Some(ReviewTimeout { at: expires_at?, decision: r.on_timeout })),
-            detail: Map::from_iter([("arguments".to_owned(), request.arguments.clone())]),
+            detail,
         }
     }
 }

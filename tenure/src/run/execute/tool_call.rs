@@ -4,16 +4,17 @@
 use super::limit;
 use super::retry::Backoff;
 use crate::executors::tools::{ToolContext, ToolInvocation, Tools};
-use crate::memory::tool;
 use crate::rules::next::{CallAction, PendingCall};
+use crate::run::built_in_tools::BuiltInTool;
 use crate::run::executors::TurnError;
 use crate::run::lease::LeaseState;
 use crate::tenure::Tenure;
 use crate::types::assistant::Assistant;
 use crate::types::error::{Error, Result};
+use crate::types::head::Head;
 use crate::types::id::{Principal, RunId, SessionId};
 use crate::types::tool::{Tool, ToolError, ToolOutput};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -26,8 +27,12 @@ pub(super) struct ToolCall<'a> {
     pub principal: Principal,
     pub session_id: SessionId,
     pub run: RunId,
+    /// The session's head as of the run's last commit.
+    pub head: Arc<Head>,
     pub assistant: Option<Arc<Assistant>>,
     pub tools: Option<&'a dyn Tools>,
+    /// The built-in tool that is called. `None` means that it is one of `tools`.
+    pub built_in: Option<BuiltInTool>,
     pub tool: Tool,
     pub cached_result: Option<String>,
     pub lease_state: Arc<LeaseState>,
@@ -38,21 +43,34 @@ pub(super) struct ToolCall<'a> {
 
 /// The result of a tool call.
 pub(super) enum CallResult {
-    Content(String),
+    Content {
+        content: String,
+        /// A change of the session's metadata, to be committed with the result. Empty means none.
+        patch: Map<String, Value>,
+    },
     /// The outcome is unknown and the tool is not repeatable: a review is required (D-054).
     Lost,
+}
+
+/// The output of an invocation, with a change of the session's metadata.
+type Invoked = Result<(ToolOutput, Map<String, Value>), ToolError>;
+
+impl CallResult {
+    fn of_content(content: String) -> Self {
+        CallResult::Content { content, patch: Map::new() }
+    }
 }
 
 impl ToolCall<'_> {
     pub async fn execute(self) -> Result<CallResult, TurnError> {
         let arguments = match &self.pending.action {
-            CallAction::Respond(content) => return Ok(CallResult::Content(content.clone())),
+            CallAction::Respond(content) => return Ok(CallResult::of_content(content.clone())),
             CallAction::Call(arguments) => arguments.clone(),
         };
         if let Some(content) = self.cached_result {
-            return Ok(CallResult::Content(content));
+            return Ok(CallResult::of_content(content));
         }
-        if self.tools.is_none() && !self.is_memory_tool() {
+        if self.tools.is_none() && self.built_in.is_none() {
             return Ok(CallResult::Lost);
         }
         self.ensure_lease().await?;
@@ -80,15 +98,10 @@ impl ToolCall<'_> {
         let result = result?;
         count_outcome(&result);
         match result {
-            Ok(output) => self.accept_output(invocation, output).await,
+            Ok((output, patch)) => self.accept_output(invocation, output, patch).await,
             Err(ToolError::Lost(_)) if !self.tool.is_repeatable() => Ok(CallResult::Lost),
-            Err(e) => Ok(CallResult::Content(format!("[{e}]"))),
+            Err(e) => Ok(CallResult::of_content(format!("[{e}]"))),
         }
-    }
-
-    fn is_memory_tool(&self) -> bool {
-        let has_memory = |assistant| self.tenure.memory_tool(&self.principal, assistant).is_some();
-        self.pending.call.name == tool::NAME && self.assistant.as_deref().is_some_and(has_memory)
     }
 
     /// Renews the lease if it has expired: this node may have been suspended, and another node may
@@ -108,21 +121,29 @@ impl ToolCall<'_> {
         Ok(())
     }
 
-    async fn invoke(&self, invocation: &ToolInvocation) -> Result<Result<ToolOutput, ToolError>> {
-        match self.tools {
-            Some(tools) if !self.is_memory_tool() => {
+    async fn invoke(&self, invocation: &ToolInvocation) -> Result<Invoked> {
+        let result = match (&self.built_in, self.tools) {
+            (Some(built_in), _) => built_in.call(&self.tenure, &self.principal, &self.head, invocation).await.map(Ok),
+            (None, Some(tools)) => {
                 let context = ToolContext::new(&invocation.session, self.assistant.as_deref());
-                Ok(tools.call(&context, invocation).await)
+                let context = context.with_metadata(&self.head.info.metadata);
+                Ok(tools.call(&context, invocation).await.map(|output| (output, Map::new())))
             }
-            _ => match self.tenure.call_memory(&self.principal, &self.session_id, invocation).await {
-                Err(e @ Error::Unavailable { .. }) => Ok(Err(ToolError::NotCalled(e.to_string()))),
-                result => result.map(Ok),
-            },
+            (None, None) => Ok(Err(ToolError::NotCalled("there are no tools".to_owned()))),
+        };
+        match result {
+            Err(e @ Error::Unavailable { .. }) => Ok(Err(ToolError::NotCalled(e.to_string()))),
+            result => result,
         }
     }
 
     /// Checks the size of a result, and caches it if the tool allows that.
-    async fn accept_output(&self, invocation: ToolInvocation, output: ToolOutput) -> Result<CallResult, TurnError> {
+    async fn accept_output(
+        &self,
+        invocation: ToolInvocation,
+        output: ToolOutput,
+        patch: Map<String, Value>,
+    ) -> Result<CallResult, TurnError> {
         let max = self.max_result_bytes;
         let size = output.content.len();
         if size > max {
@@ -141,13 +162,13 @@ impl ToolCall<'_> {
                 put => put?,
             }
         }
-        Ok(CallResult::Content(output.content))
+        Ok(CallResult::Content { content: output.content, patch })
     }
 }
 
-fn count_outcome(result: &Result<ToolOutput, ToolError>) {
+fn count_outcome(result: &Invoked) {
     let outcome = match result {
-        Ok(ToolOutput { failed: false, .. }) => "answered",
+        Ok((ToolOutput { failed: false, .. }, _)) => "answered",
         Ok(_) => "failed",
         Err(ToolError::NotCalled(_)) => "not_called",
         Err(ToolError::Lost(_)) => "lost",
