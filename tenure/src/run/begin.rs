@@ -86,7 +86,8 @@ impl Tenure {
         };
         let mut attempt = TurnAttempt::new(self, principal, &request, &incoming, &blobs, eager_call).await?;
         while attempt.count <= self.limits().max_retries {
-            if let Some(start) = attempt.run().await? {
+            // Boxed, because futures of callers contain it and would be large.
+            if let Some(start) = Box::pin(attempt.run()).await? {
                 return Ok(start);
             }
         }

@@ -58,7 +58,8 @@ impl OpenRun {
         let time = execution.time_left();
         let lease_state = execution.lease_state.clone();
         let result = tokio::select! {
-            result = execution.execute_steps() => result,
+            // Boxed, because futures of callers contain it and would be large.
+            result = Box::pin(execution.execute_steps()) => result,
             reason = turn_guard.stopped() => Err(match reason {
                 StopReason::Interrupted => TurnError::Stopped,
                 StopReason::Cancelled => TurnError::Cancelled,
@@ -288,7 +289,7 @@ impl<'a> Execution<'a> {
         self.answer = ModelAnswer::with_max_bytes(self.context.tenure.limits().max_message_bytes);
         self.answer_committed = false;
         let prompt = Prompt { messages, options: self.executors.options.clone(), stream: self.executors.stream };
-        let ModelResponse::Answer(chunks) = self.ask_model(prompt).await? else {
+        let ModelResponse::Answer(chunks) = Box::pin(self.ask_model(prompt)).await? else {
             self.answer_committed = true;
             return Ok(NextStep::Wait);
         };
