@@ -238,7 +238,7 @@ async fn serve(file: Option<PathBuf>, load: impl Fn() -> anyhow::Result<Config>)
     let stop = signals::shutdown_signal();
     let first = signals::shutdown_signal();
     println!("listening on http://{address}");
-    println!("{}", summary(&app.config, file.as_deref(), app.keys.are_required().await?));
+    println!("{}", summary(&app.config, file.as_deref(), app.keys.read_required().await?));
     println!("try:  curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' \\");
     println!(
         "        -d '{{\"session_id\": \"hello\", \"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}]}}'"

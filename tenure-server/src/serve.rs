@@ -39,7 +39,7 @@ pub async fn bind(app: &App) -> anyhow::Result<TcpListener> {
     })?;
     let ip = listener.local_addr()?.ip();
     if !is_loopback(ip) {
-        if !app.keys.are_required().await? {
+        if !app.keys.read_required().await? {
             bail!(
                 "refusing to listen on {ip} without API keys: any client could read and write all data. Create a key with `tenure keys add`, or listen on 127.0.0.1"
             );

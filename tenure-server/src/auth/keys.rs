@@ -321,10 +321,19 @@ impl KeyStore {
         {
             return Ok(required);
         }
-        let flag_is_set = self.tenure.store().get(&system_namespace("auth"), REQUIRED_KEY, None).await?.is_some();
-        let required = flag_is_set || self.has_keys().await?;
+        let required = self.read_required().await?;
         *self.required.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, required));
         Ok(required)
+    }
+
+    /// Like [`KeyStore::are_required`], read from the store. It leaves the cache as it is: a server that looks once
+    /// when it starts enforces a key that is created right afterwards.
+    pub async fn read_required(&self) -> tenure::Result<bool> {
+        if self.always_required.load(Ordering::Relaxed) {
+            return Ok(true);
+        }
+        let flag_is_set = self.tenure.store().get(&system_namespace("auth"), REQUIRED_KEY, None).await?.is_some();
+        Ok(flag_is_set || self.has_keys().await?)
     }
 
     /// Returns true if there is at least one key.

@@ -135,7 +135,7 @@ async fn read_store(config: &Config) -> (Result<String, String>, Option<bool>) {
         Err(tenure::Error::Locked { .. }) => return (Ok("in use by another process".to_owned()), None),
         Err(e) => return (Err(store_error(&e)), None),
     };
-    match KeyStore::new(tenure).are_required().await {
+    match KeyStore::new(tenure).read_required().await {
         Ok(required) => (Ok(format!("format {FORMAT}")), Some(required)),
         Err(e) => (Err(store_error(&e)), None),
     }
