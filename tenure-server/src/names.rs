@@ -1,6 +1,6 @@
-//! Conversion of arbitrary names to restricted character sets: tool names for model servers, and file names.
+//! Conversion of arbitrary names to restricted character sets: tool names for model servers, and segments of URLs.
 
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 
 /// Maximum length of a tool name that model servers accept.
 const MAX_TOOL_NAME: usize = 64;
@@ -11,18 +11,12 @@ pub fn callable_name(name: &str) -> String {
     name.chars().take(MAX_TOOL_NAME).map(plain).collect()
 }
 
-/// Characters that are not percent-encoded in a file name.
-const IN_FILE_NAMES: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b':').remove(b'.');
+/// Characters that are not percent-encoded in a segment of a URL's path.
+const IN_SEGMENTS: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b':');
 
-/// Converts a name to a single safe path component. Most names stay unchanged; characters that could escape the
-/// directory are percent-encoded (`%2F`), and a name that is longer than 200 bytes when encoded is replaced by its
-/// BLAKE3 hash.
-pub fn file_name(name: &str) -> String {
-    let mut safe = utf8_percent_encode(name, &IN_FILE_NAMES).to_string();
-    if safe.starts_with('.') {
-        safe.replace_range(..1, "%2E");
-    }
-    if safe.len() <= 200 { safe } else { format!("%{}", blake3::hash(name.as_bytes()).to_hex()) }
+/// Encodes a text as one segment of a URL's path.
+pub fn url_segment(text: &str) -> PercentEncode<'_> {
+    utf8_percent_encode(text, &IN_SEGMENTS)
 }
 
 #[cfg(test)]
@@ -36,11 +30,11 @@ mod tests {
     }
 
     #[test]
-    fn file_names_cannot_leave_their_directory() {
-        for (name, want) in [("acme", "acme"), ("a.b:c-d_e", "a.b:c-d_e"), ("..", "%2E."), ("a/../b", "a%2F..%2Fb")] {
-            assert_eq!(file_name(name), want);
+    fn a_segment_of_a_url_contains_any_text() {
+        for (text, want) in
+            [("a:b.c-1_~", "a:b.c-1_~"), ("user@example.com", "user%40example.com"), ("a/b é%", "a%2Fb%20%C3%A9%25")]
+        {
+            assert_eq!(url_segment(text).to_string(), want);
         }
-        assert_eq!(file_name("é\\ "), "%C3%A9%5C%20");
-        assert!(file_name(&"é".repeat(64)).len() < 100, "a name must fit into a directory");
     }
 }

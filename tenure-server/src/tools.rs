@@ -7,7 +7,7 @@ mod interpreter;
 mod mcp;
 mod patterns;
 mod process_group;
-mod python;
+pub mod python;
 pub mod sandbox;
 mod text;
 mod toolbox;

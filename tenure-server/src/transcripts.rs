@@ -5,7 +5,6 @@
 //! is set to the session's update time: a file with a different time is stale or was torn by a crash.
 
 use crate::config::Config;
-use crate::names::file_name;
 use crate::tasks::Tasks;
 use anyhow::Context;
 use jiff::Timestamp;
@@ -18,12 +17,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tenure::private_files;
+use tenure::session::expand_home;
 use tenure::store::{SessionCursor, Store};
 use tenure::{
     Error, Message, Principal, Seq, Session, SessionId, Tenant, Tenure, User,
     log::Head,
     policy::Redaction,
-    session::{AccessScope, JsonlTranscript, OwnerFilter, SessionKey, SessionQuery, Status},
+    session::{
+        AccessScope, JsonlTranscript, OwnerFilter, SessionKey, SessionQuery, Status, file_name, session_file_name,
+    },
 };
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
@@ -60,7 +62,7 @@ struct WrittenTranscript {
 impl TranscriptWriter {
     /// Creates a writer from the configuration. Without `transcripts.dir` it does nothing.
     pub fn new(config: &Config) -> Self {
-        let dir = Some(&config.transcripts.dir).filter(|d| !d.is_empty()).map(PathBuf::from);
+        let dir = Some(&config.transcripts.dir).filter(|d| !d.is_empty()).map(expand_home);
         let (cached, changes) = Default::default();
         Self { dir, live: config.transcripts.live, cached, changes }
     }
@@ -397,7 +399,7 @@ fn directory(dir: &Path, tenant: &Tenant, user: &User) -> PathBuf {
 }
 
 fn file(dir: &Path, head: &Head) -> PathBuf {
-    directory(dir, &head.tenant, &head.user).join(format!("{}.jsonl", file_name(head.info.session_id.as_str())))
+    directory(dir, &head.tenant, &head.user).join(format!("{}.jsonl", session_file_name(&head.info.session_id)))
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ pub mod concurrency;
 pub mod expiry;
 pub mod forks;
 pub mod heads;
+pub mod ids;
 pub mod log;
 pub mod namespaces;
 pub mod pages;
@@ -86,6 +87,9 @@ macro_rules! conformance {
                 sessions_are_counted_by_their_status;
             expiry:
                 expired_sessions_are_found_before_a_sweep;
+            ids:
+                any_printable_text_is_an_id
+                forks_of_unusual_ids_inherit;
             random:
                 any_query_agrees_with_its_definition
                 any_namespace_agrees_with_its_model

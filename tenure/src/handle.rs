@@ -5,21 +5,23 @@ use crate::engine::list::SessionPage;
 use crate::memory::memories::{MemoryTarget, NewMemory};
 use crate::memory::recall::RecallResult;
 use crate::rules::prompt::history;
-use crate::rules::session::{Checkpoint, Session};
+use crate::rules::session::{Checkpoint, Point, Session};
 use crate::run::executors::{Executors, TurnError, TurnOutcome};
 use crate::run::request::RunRequest;
 use crate::session::append::{Append, AppendResult};
 use crate::session::checkpoint::{Fork, Rewind, RewindResult};
 use crate::session::lifecycle::{NewSession, SessionUpdate};
 use crate::session::search::{SearchPage, SearchRequest};
+use crate::session::session_store::SessionStore;
 use crate::session::transfer::export::Export;
-use crate::store::query::SessionQuery;
+use crate::store::query::{OwnerFilter, SessionQuery};
 use crate::tenure::Tenure;
-use crate::types::error::Result;
-use crate::types::head::Head;
-use crate::types::id::{CheckpointLabel, Principal, SessionId};
+use crate::types::error::{Error, Result};
+use crate::types::head::{Head, SessionInfo};
+use crate::types::id::{AccessScope, CheckpointLabel, Principal, SessionId};
 use crate::types::memory::Memory;
 use crate::types::message::Message;
+use async_trait::async_trait;
 
 impl Tenure {
     /// Returns a handle for the sessions and memories of one user. Fails if a name is not valid;
@@ -91,6 +93,87 @@ impl UserHandle {
         Ok(self.handle(SessionId::new(id)?))
     }
 
+    /// Exports a session with its log and media. `None` if it does not exist, has expired or was deleted.
+    ///
+    /// The functions on session ids have the names and results of mistral.rs:
+    ///
+    /// ```
+    /// # use tenure::{Message, NewSession, SessionId, Tenure};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> tenure::Result<()> {
+    /// # let tenure = Tenure::open("memory:").await?;
+    /// let ada = tenure.user("acme", "ada")?;
+    /// let src = ada.create_session_with(NewSession { id: Some(SessionId::new("src")?), ..NewSession::default() }).await?;
+    /// src.append([Message::user("hi"), Message::assistant("hello")]).await?;
+    /// src.append([Message::user("bye"), Message::assistant("see you")]).await?;
+    ///
+    /// if let Some(session) = ada.export_session("src").await? {
+    ///     ada.import_session("copy", session).await?; // replaces an existing session
+    /// }
+    /// ada.fork_session("src", "first-turn", 1).await?; // shares the first turn
+    /// assert_eq!(ada.session("first-turn")?.load().await?.messages.len(), 2);
+    /// assert_eq!(ada.list_session_ids().await?.len(), 3);
+    ///
+    /// assert!(ada.delete_session("copy").await?);
+    /// assert!(!ada.delete_session("copy").await?);
+    /// assert!(ada.export_session("copy").await?.is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn export_session(&self, id: impl AsRef<str>) -> Result<Option<Export>> {
+        match self.session(id)?.export().await {
+            Ok(export) => Ok(Some(export)),
+            Err(Error::NotFound { .. } | Error::Gone { .. }) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Imports a session under an id. The messages of an existing session are replaced; they stay in its log.
+    pub async fn import_session(&self, id: impl AsRef<str>, export: Export) -> Result<SessionHandle> {
+        let session = self.session(id)?;
+        self.tenure.import(&self.principal, session.id(), export, None).await?;
+        Ok(session)
+    }
+
+    /// Deletes a session. Returns false if it does not exist, has expired or was deleted before.
+    pub async fn delete_session(&self, id: impl AsRef<str>) -> Result<bool> {
+        let session = self.session(id)?;
+        match self.tenure.get_live_head(&self.principal, session.id()).await {
+            Ok(_) => session.delete().await,
+            Err(Error::NotFound { .. } | Error::Gone { .. }) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Lists the ids of all live sessions, most recently active first.
+    pub async fn list_session_ids(&self) -> Result<Vec<SessionId>> {
+        Ok(self.all_heads().await?.into_iter().map(|head| head.info.session_id).collect())
+    }
+
+    async fn all_heads(&self) -> Result<Vec<Head>> {
+        let owner = OwnerFilter::Tenant(self.principal.tenant.clone());
+        let mut query = SessionQuery::new(owner, self.tenure.limits().max_page);
+        let mut heads = Vec::new();
+        loop {
+            let page = self.sessions(query.clone()).await?;
+            heads.extend(page.heads);
+            match page.next {
+                Some(next) => query.cursor = Some(next),
+                None => return Ok(heads),
+            }
+        }
+    }
+
+    /// Forks a session after its first `turns` turns, under a new id. Nothing is copied.
+    pub async fn fork_session(
+        &self,
+        source: impl AsRef<str>,
+        new: impl AsRef<str>,
+        turns: usize,
+    ) -> Result<SessionHandle> {
+        self.session(source)?.fork(Fork::at(Point::Turn(turns)).id(SessionId::new(new)?)).await
+    }
+
     /// Lists sessions, most recently active first.
     pub async fn sessions(&self, query: SessionQuery) -> Result<SessionPage> {
         self.tenure.list(&self.principal, query).await
@@ -126,6 +209,36 @@ impl UserHandle {
 
     fn handle(&self, id: SessionId) -> SessionHandle {
         SessionHandle { tenure: self.tenure.clone(), principal: self.principal.clone(), id }
+    }
+}
+
+/// The sessions of the user, in the store of the [`Tenure`].
+#[async_trait]
+impl SessionStore for UserHandle {
+    async fn load(&self, id: &SessionId) -> Result<Session> {
+        self.tenure.load(&self.principal, id).await
+    }
+
+    async fn save(&self, session: &mut Session) -> Result<()> {
+        let head = session.head();
+        let is_own = head.user == self.principal.user || self.principal.scope == AccessScope::Tenant;
+        if head.tenant != self.principal.tenant || !is_own {
+            return Err(Error::NotFound { session_id: head.info.session_id.clone() });
+        }
+        self.tenure.save(session).await
+    }
+
+    async fn list(&self) -> Result<Vec<SessionInfo>> {
+        Ok(self.all_heads().await?.into_iter().map(|head| head.info).collect())
+    }
+
+    async fn delete(&self, id: &SessionId) -> Result<()> {
+        self.tenure.get_live_head(&self.principal, id).await?;
+        self.tenure.delete(&self.principal, id, None).await.map(drop)
+    }
+
+    async fn list_checkpoints(&self, id: &SessionId) -> Result<Vec<Checkpoint>> {
+        self.tenure.checkpoints(&self.principal, id).await
     }
 }
 

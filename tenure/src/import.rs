@@ -11,6 +11,7 @@ mod claude_code;
 mod detect;
 pub(crate) mod imported;
 mod mistralrs;
+mod mistralrs_export;
 mod openai_responses;
 mod raw_json;
 mod tenure;
@@ -19,10 +20,10 @@ mod tenure;
 mod openai_agents;
 
 use crate::import::imported::{FORMATS, prefix_location};
-pub use imported::{ImportFormat, ImportedSession, SkippedPart};
-pub use mistralrs::to_mistralrs;
 #[cfg(feature = "sqlite")]
 pub use openai_agents::read_agents_db;
+pub use imported::{ImportFormat, ImportedSession, SkippedPart};
+pub use mistralrs_export::{to_mistralrs, to_mistralrs_tagged};
 
 use crate::session::transfer::export::Export;
 use crate::types::error::{Error, Result};

@@ -45,6 +45,7 @@ pub mod conformance;
 mod engine;
 mod executors;
 mod handle;
+mod home;
 pub mod import;
 pub mod maintenance;
 pub mod memory;

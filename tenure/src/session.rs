@@ -30,27 +30,32 @@ pub(crate) mod find;
 pub(crate) mod lifecycle;
 pub(crate) mod merge;
 pub(crate) mod search;
+pub(crate) mod session_store;
 pub(crate) mod transcript;
 pub(crate) mod transfer;
 pub(crate) mod view;
 
 pub use crate::clock::{ClockOrigin, ManualClock};
 pub use crate::engine::list::SessionPage;
+pub use crate::home::expand_home;
 pub use crate::rules::checkpoint::make_checkpoints;
 pub use crate::rules::session::{Checkpoint, Point, ResolvedPoint, Session, StoredMessage, Summary};
 pub use crate::store::query::{OwnerFilter, SessionQuery};
 pub use crate::types::entry::{Patch, SessionPatch};
+pub use crate::types::file_name::{file_name, session_file_name};
 pub use crate::types::head::SessionInfo;
 pub use crate::types::id::{
-    AccessScope, CheckpointLabel, InvalidName, MAX_NAME_BYTES, Principal, SessionId, SessionKey, Tenant, User,
+    AccessScope, CheckpointLabel, InvalidName, MAX_NAME_BYTES, MAX_SESSION_ID_CHARS, Principal, SessionId, SessionKey,
+    Tenant, User,
 };
 pub use crate::types::message::{MAX_DEPTH, Message, Role, ToolCall};
 pub use crate::types::raw_object::RawObject;
 pub use crate::types::status::Status;
 pub use append::{Append, AppendResult, AutoCheckpoint};
 pub use checkpoint::{DiscardedMessages, Fork, NewCheckpoint, Rewind, RewindResult};
-pub use edit::{fork_session, list_checkpoints, resume_session};
+pub use edit::fork_session;
 pub use lifecycle::{NewSession, SessionUpdate};
 pub use search::{MessageHit, SearchCursor, SearchHit, SearchPage, SearchRequest};
+pub use session_store::{SessionStore, resume_session};
 pub use transcript::{JsonlTranscript, TranscriptProblem, iter_transcripts, read_transcript};
 pub use transfer::export::{EXPORT_FORMAT, Export, ExportedCheckpoint};

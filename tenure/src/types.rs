@@ -12,6 +12,7 @@ pub(crate) mod entry;
 pub(crate) mod error;
 pub(crate) mod error_source;
 pub(crate) mod excerpt;
+pub(crate) mod file_name;
 pub(crate) mod head;
 pub(crate) mod human_duration;
 pub(crate) mod id;

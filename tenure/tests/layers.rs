@@ -11,7 +11,7 @@ use std::path::Path;
 
 /// Top-level modules of the library, lowest layer first. Modules in one row must not use each other.
 const LIBRARY: &[&[&str]] = &[
-    &["clock", "private_files"],
+    &["clock", "home", "private_files"],
     &["types"],
     &["rules"],
     &["store", "executors"],

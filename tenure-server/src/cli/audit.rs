@@ -1,6 +1,6 @@
 //! `tenure audit`: shows or exports the audit trail of review decisions and verifies its hash chain.
 
-use super::client::{ApiClient, with_query};
+use super::client::{ApiClient, session_path, with_query};
 use super::output::{self, age, brief, clean, field, line, note, print};
 use super::target::{Needs, TargetArgs};
 use axum::http::Method;

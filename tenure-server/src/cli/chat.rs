@@ -1,7 +1,7 @@
 //! `tenure chat`: an interactive chat in a session.
 
 use super::changes::{rewound_text, undo_turns};
-use super::client::{ApiClient, ApiRefusal, PageStream};
+use super::client::{ApiClient, ApiRefusal, PageStream, session_path};
 use super::output::{self, clean, field, line, note, print, short};
 use super::sessions::{checkpoints_table, compacted_text, fork_at, parse_position, sessions_table};
 use super::target::{Needs, TargetArgs};
@@ -169,7 +169,7 @@ async fn confirm_new_session(client: &ApiClient, id: &SessionId) -> anyhow::Resu
 
 /// Reads the last `count` messages. Returns `None` if there is no such session.
 async fn recent(client: &ApiClient, id: &SessionId, count: usize) -> anyhow::Result<Option<Vec<Value>>> {
-    match client.get::<Value>(&format!("/sessions/{id}/messages?last={count}")).await {
+    match client.get::<Value>(&session_path(id, &format!("/messages?last={count}"))).await {
         Ok(mut page) => Ok(Some(page["data"].as_array_mut().map(std::mem::take).unwrap_or_default())),
         Err(e) => match ApiRefusal::from_error(&e).map(|r| r.status) {
             Some(404) => Ok(None),
@@ -293,7 +293,7 @@ impl ChatSession {
                 self.created = true;
                 self.stopped = true;
                 if let Some(run) = run {
-                    let path = format!("/sessions/{}/runs/{run}/cancel", self.id);
+                    let path = session_path(&self.id, &format!("/runs/{run}/cancel"));
                     // The run may have ended by itself meanwhile.
                     self.stopped = self.client.send(Method::POST, &path, None).await.is_err();
                 }
@@ -364,21 +364,21 @@ impl ChatSession {
     }
 
     async fn rewind(&self, position: Value) -> anyhow::Result<()> {
-        let path = format!("/sessions/{}/rewind", self.id);
+        let path = session_path(&self.id, "/rewind");
         let rewound: Value = self.client.post(&path, &position).await?.json().await?;
         Ok(line(rewound_text(self.id.as_str(), &rewound))?)
     }
 
     async fn checkpoints(&mut self) -> anyhow::Result<()> {
         self.ensure_created().await?;
-        let list: Value = self.client.get(&format!("/sessions/{}/checkpoints", self.id)).await?;
+        let list: Value = self.client.get(&session_path(&self.id, "/checkpoints")).await?;
         Ok(print(checkpoints_table(list["data"].as_array().map(Vec::as_slice).unwrap_or_default()))?)
     }
 
     async fn checkpoint(&mut self, label: Option<&str>) -> anyhow::Result<()> {
         self.ensure_created().await?;
         let body = label.map_or(json!({}), |label| json!({"label": label}));
-        let path = format!("/sessions/{}/checkpoints", self.id);
+        let path = session_path(&self.id, "/checkpoints");
         let checkpoint: Value = self.client.post(&path, &body).await?.json().await?;
         Ok(line(clean(&format!(
             "checkpoint {} after message {}",
@@ -388,7 +388,7 @@ impl ChatSession {
     }
 
     async fn compact(&self, keep_turns: Option<usize>) -> anyhow::Result<()> {
-        let path = format!("/sessions/{}/compact", self.id);
+        let path = session_path(&self.id, "/compact");
         let compacted: Value = self.client.post(&path, &json!({"keep_turns": keep_turns})).await?.json().await?;
         Ok(line(compacted_text(&compacted))?)
     }
@@ -396,7 +396,7 @@ impl ChatSession {
     async fn title(&mut self, title: &str) -> anyhow::Result<()> {
         self.ensure_created().await?;
         let body = json!({"title": title}).to_string();
-        self.client.send(Method::PATCH, &format!("/sessions/{}", self.id), Some(body)).await?;
+        self.client.send(Method::PATCH, &session_path(&self.id, ""), Some(body)).await?;
         Ok(line(format!("the title is now {:?}", clean(title)))?)
     }
 

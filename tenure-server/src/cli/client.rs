@@ -3,6 +3,7 @@
 use crate::app::AppState;
 use crate::auth::LocalAccess;
 use crate::headers::header_value;
+use crate::names::url_segment;
 use crate::router::in_process;
 use anyhow::{Context, anyhow, bail};
 use axum::Router;
@@ -144,6 +145,9 @@ impl ApiClient {
                 (parts.status, ClientResponse { skipped: skipped_header(&parts.headers), body })
             }
             ClientTransport::Remote { http, base, key } => {
+                if path.split(['/', '?']).any(|segment| segment == "." || segment == "..") {
+                    bail!("a URL cannot name the session `.` or `..`; omit --server to open the store");
+                }
                 let mut request = http.request(method, format!("{base}{path}"));
                 if let Some(tag) = &if_match {
                     request = request.header(header::IF_MATCH, tag);
@@ -214,7 +218,7 @@ impl ApiClient {
         if !may_be_short(id_part) {
             return Ok(id);
         }
-        match self.send(Method::GET, &format!("/sessions/{id}/messages?last=1"), None).await {
+        match self.send(Method::GET, &session_path(&id, "/messages?last=1"), None).await {
             Err(e) if ApiRefusal::from_error(&e).is_some_and(|r| r.status == 404) => {}
             Err(e) if ApiRefusal::from_error(&e).is_none() => return Err(e),
             _ => return Ok(id),
@@ -355,11 +359,16 @@ impl<'a> PageStream<'a> {
 /// Appends URL-encoded query parameters to a path.
 pub fn with_query<K: AsRef<str>, V: AsRef<str>>(path: &str, query: &[(K, V)]) -> anyhow::Result<String> {
     let pairs = query.iter().map(|(k, v)| (k.as_ref(), v.as_ref()));
-    let url = reqwest::Url::parse_with_params(&format!("http://localhost{path}"), pairs)?;
+    let url = reqwest::Url::parse_with_params("http://localhost/", pairs)?;
     Ok(match url.query() {
-        Some(query) if !query.is_empty() => format!("{}?{query}", url.path()),
-        _ => url.path().to_owned(),
+        Some(query) if !query.is_empty() => format!("{path}?{query}"),
+        _ => path.to_owned(),
     })
+}
+
+/// The path of a session's resource, with the session's id encoded: `/sessions/user%40example.com/messages`.
+pub fn session_path<I: AsRef<str> + ?Sized>(id: &I, resource: &str) -> String {
+    format!("/sessions/{}{resource}", url_segment(id.as_ref()))
 }
 
 #[cfg(test)]
@@ -403,6 +412,15 @@ mod tests {
         for (unknown, id) in [("trip", "billing"), ("a", "b"), ("one", "two")] {
             assert!(similarity(unknown, id) < MIN_SIMILARITY, "{unknown} {id}");
         }
+    }
+
+    #[test]
+    fn session_ids_are_encoded_in_paths() {
+        assert_eq!(
+            session_path("user@example.com", "/messages?last=1"),
+            "/sessions/user%40example.com/messages?last=1"
+        );
+        assert_eq!(with_query(&session_path("..", "/export"), &[("a", "b")]).unwrap(), "/sessions/../export?a=b");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use jiff::Timestamp;
 use serde_json::Value;
+use std::borrow::Cow;
 use std::io::{self, Write};
 
 /// Writes text to standard output and flushes it. A closed pipe is returned as an error, which `main` handles.
@@ -55,6 +56,12 @@ pub fn age(at: &Value, now: Timestamp) -> String {
 /// Abbreviates an id for tables: a generated one to its last twelve digits, which are random.
 pub fn short(id: &str) -> &str {
     if uuid::Uuid::parse_str(id).is_ok() && id.len() == 36 { &id[24..] } else { id }
+}
+
+/// Quotes a word for a POSIX shell, if that is necessary, so that a printed command can be pasted.
+pub fn shell_word(word: &str) -> Cow<'_, str> {
+    let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"._:/@%+-".contains(&b);
+    if word.bytes().all(is_plain) { word.into() } else { format!("'{}'", word.replace('\'', "'\\''")).into() }
 }
 
 /// Renders a text as one line of at most `max` characters.
@@ -158,6 +165,15 @@ mod tests {
         assert_eq!(age(&Value::Null, now), "-");
         assert_eq!(short("019a8c3e-0000-7000-8000-3c6ec5dab1f0"), "3c6ec5dab1f0");
         assert_eq!(short("my-own-name"), "my-own-name");
+    }
+
+    #[test]
+    fn printed_commands_can_be_pasted() {
+        for (word, want) in
+            [("trip:1", "trip:1"), ("a b", "'a b'"), ("it's", r"'it'\''s'"), ("会話", "'会話'"), ("$(x)", "'$(x)'")]
+        {
+            assert_eq!(shell_word(word), want);
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `tenure runs`: lists, shows and cancels the runs of a session.
 
-use super::client::ApiClient;
+use super::client::{ApiClient, session_path};
 use super::output::{self, age, brief, clean, field, line, print};
 use super::target::{Needs, TargetArgs};
 use anyhow::bail;
@@ -41,7 +41,7 @@ impl RunsCommand {
         match self {
             Self::List { session } => {
                 let id = client.resolve(&session).await?;
-                let text = client.send(Method::GET, &format!("/sessions/{id}/runs"), None).await?.text().await?;
+                let text = client.send(Method::GET, &session_path(&id, "/runs"), None).await?.text().await?;
                 if json {
                     line(text)?;
                 } else {
@@ -52,14 +52,14 @@ impl RunsCommand {
             Self::Show { session, run } => {
                 let id = client.resolve(&session).await?;
                 let run = resolve_run(&client, &id, run).await?;
-                let path = format!("/sessions/{id}/runs/{run}");
+                let path = session_path(&id, &format!("/runs/{run}"));
                 let text = client.send(Method::GET, &path, None).await?.text().await?;
                 if json { line(text)? } else { print(run_details(&serde_json::from_str(&text)?))? }
             }
             Self::Cancel { session, run } => {
                 let id = client.resolve(&session).await?;
                 let run = resolve_run(&client, &id, run).await?;
-                let path = format!("/sessions/{id}/runs/{run}/cancel");
+                let path = session_path(&id, &format!("/runs/{run}/cancel"));
                 let text = client.post(&path, &json!({})).await?.text().await?;
                 if json {
                     line(text)?;
@@ -78,7 +78,7 @@ async fn resolve_run(client: &ApiClient, id: &SessionId, run: Option<String>) ->
     if let Some(run) = run {
         return Ok(RunId::new(run)?);
     }
-    let list: Value = client.get(&format!("/sessions/{id}/runs")).await?;
+    let list: Value = client.get(&session_path(id, "/runs")).await?;
     match list["data"].as_array().and_then(|runs| runs.last()) {
         Some(run) => Ok(RunId::new(field(run, "id"))?),
         None => bail!("session {id} has no runs yet"),

@@ -2,8 +2,8 @@
 
 use super::audit;
 use super::changes::{self, TitleChange, rewound_text};
-use super::client::{ApiClient, PageStream};
-use super::output::{self, age, brief, clean, field, line, note, print, short};
+use super::client::{ApiClient, PageStream, session_path};
+use super::output::{self, age, brief, clean, field, line, note, print, shell_word, short};
 use super::search::{self, SearchArgs};
 use super::target::{Needs, TargetArgs};
 use super::transfer::{self, ExportArgs, ImportArgs};
@@ -285,7 +285,7 @@ pub fn sessions_table(sessions: &[Value], long: bool) -> String {
 
 async fn show(client: &ApiClient, id_part: &str, last: Option<usize>, json: bool) -> anyhow::Result<()> {
     let id = client.resolve(id_part).await?;
-    let answer = client.send(Method::GET, &format!("/sessions/{id}"), None).await?;
+    let answer = client.send(Method::GET, &session_path(&id, ""), None).await?;
     if json && last.is_none() {
         return Ok(line(answer.text().await?)?);
     }
@@ -389,12 +389,12 @@ pub async fn fork_at(
     if let Some(new) = new {
         body["id"] = json!(new);
     }
-    client.post(&format!("/sessions/{id}/fork"), &body).await?.json().await
+    client.post(&session_path(id, "/fork"), &body).await?.json().await
 }
 
 async fn rewind(client: &ApiClient, id_part: &str, body: &Value, json: bool) -> anyhow::Result<()> {
     let id = client.resolve(id_part).await?;
-    let rewound: Value = client.post(&format!("/sessions/{id}/rewind"), body).await?.json().await?;
+    let rewound: Value = client.post(&session_path(&id, "/rewind"), body).await?.json().await?;
     if json {
         line(rewound.to_string())?;
     } else {
@@ -412,7 +412,7 @@ async fn compact(
 ) -> anyhow::Result<()> {
     let id = client.resolve(id_part).await?;
     let body = json!({"keep_turns": keep_turns, "model": model});
-    let compacted: Value = client.post(&format!("/sessions/{id}/compact"), &body).await?.json().await?;
+    let compacted: Value = client.post(&session_path(&id, "/compact"), &body).await?.json().await?;
     if json {
         line(compacted.to_string())?;
     } else {
@@ -435,7 +435,7 @@ pub fn compacted_text(compacted: &Value) -> String {
 
 async fn uncompact(client: &ApiClient, id_part: &str, json: bool) -> anyhow::Result<()> {
     let id = client.resolve(id_part).await?;
-    let session: Value = client.post(&format!("/sessions/{id}/uncompact"), &json!({})).await?.json().await?;
+    let session: Value = client.post(&session_path(&id, "/uncompact"), &json!({})).await?.json().await?;
     if json {
         line(session.to_string())?;
     } else {
@@ -458,7 +458,7 @@ async fn delete(client: &ApiClient, id_parts: &[String], purge: bool, yes: bool,
     }
     let mut results = Vec::new();
     for id in ids {
-        let path = if purge { format!("/sessions/{id}?purge=true") } else { format!("/sessions/{id}") };
+        let path = if purge { session_path(&id, "?purge=true") } else { session_path(&id, "") };
         let text = client.send(Method::DELETE, &path, None).await?.text().await?;
         if json {
             results.push(serde_json::from_str(&text).unwrap_or_else(|_| json!({"id": id, "deleted": true})));
@@ -467,7 +467,7 @@ async fn delete(client: &ApiClient, id_parts: &[String], purge: bool, yes: bool,
         if purge {
             line(format!("{id} is purged"))?;
         } else {
-            line(format!("{id} is deleted; `tenure sessions restore {id}` restores it"))?;
+            line(format!("{id} is deleted; `tenure sessions restore {}` restores it", shell_word(id.as_str())))?;
         }
     }
     if json {
@@ -480,7 +480,7 @@ async fn restore(client: &ApiClient, id_parts: &[String], json: bool) -> anyhow:
     let mut results = Vec::new();
     for id in id_parts {
         let id = client.resolve(id).await?;
-        let session: Value = client.post(&format!("/sessions/{id}/restore"), &json!({})).await?.json().await?;
+        let session: Value = client.post(&session_path(&id, "/restore"), &json!({})).await?.json().await?;
         if json {
             results.push(session);
         } else {

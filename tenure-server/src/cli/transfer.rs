@@ -1,6 +1,6 @@
 //! `tenure sessions export` and `import`: sessions as files.
 
-use super::client::{ApiClient, PageStream, with_query};
+use super::client::{ApiClient, PageStream, session_path, with_query};
 use super::output::{clean, count, field, line, note, print};
 use crate::error::with_causes;
 use anyhow::{Context, bail};
@@ -15,7 +15,8 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tenure::import::{self, ImportedSession};
-use tenure::{SessionId, private_files, session::EXPORT_FORMAT};
+use tenure::session::{EXPORT_FORMAT, file_name, session_file_name};
+use tenure::{SessionId, private_files};
 
 const IMPORT: &str = "/sessions/import";
 
@@ -79,7 +80,12 @@ pub fn bar(total: Option<u64>, message: &'static str) -> ProgressBar {
 
 fn export_path(id: &str, format: TransferFormat) -> anyhow::Result<String> {
     let name = format.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default();
-    with_query(&format!("/sessions/{id}/export"), &[("format", name)])
+    with_query(&session_path(id, "/export"), &[("format", name)])
+}
+
+/// The name of the file that a session is exported to.
+fn export_name(id: &str) -> String {
+    SessionId::new(id).map_or_else(|_| file_name(id), |id| session_file_name(&id))
 }
 
 /// Exports one session or all of them.
@@ -111,7 +117,8 @@ pub async fn export(client: &ApiClient, args: &ExportArgs) -> anyhow::Result<Exi
     for session in &sessions {
         let id = field(session, "id");
         users.insert(field(session, "user"));
-        match save(client, &export_path(id, args.format)?, &dir.join(format!("{id}.{extension}"))).await {
+        match save(client, &export_path(id, args.format)?, &dir.join(format!("{}.{extension}", export_name(id)))).await
+        {
             Ok(session_skipped) => skipped = skipped.or(session_skipped),
             Err(e) => {
                 failed += 1;
@@ -286,7 +293,11 @@ async fn put(
     }
     if !duplicates.is_empty() {
         let ids: Vec<&str> = duplicates.iter().filter_map(Value::as_str).collect();
-        lines.push(format!("  the same export was imported before: {}", ids.join(", ")));
+        lines.push(if sessions.is_empty() {
+            format!("{file} was imported before, as {}; nothing was changed (--id imports it again)", ids.join(", "))
+        } else {
+            format!("  the same export was imported before: {}", ids.join(", "))
+        });
         summary.duplicate_of.extend(duplicates);
     }
     for mut entry in client_skipped.chain(server_skipped) {

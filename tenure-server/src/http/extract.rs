@@ -155,9 +155,14 @@ impl PathParams {
     /// Returns a path parameter by name. Its value must be a valid name: 1 to 128 bytes, without control
     /// characters.
     pub fn get(&self, name: &str) -> Result<&str, ApiError> {
-        let value = self.0.iter().find(|(n, _)| n == name).map_or("", |(_, v)| v);
+        let value = self.text(name);
         check_name(name, value)?;
         Ok(value)
+    }
+
+    /// Returns a path parameter by name, without validation.
+    pub fn text(&self, name: &str) -> &str {
+        self.0.iter().find(|(n, _)| n == name).map_or("", |(_, v)| v)
     }
 }
 

@@ -179,8 +179,10 @@ pub struct DecisionBody {
 }
 
 fn review_id(path: &PathParams) -> ApiResult<ReviewId> {
-    let id = path.get("review")?;
-    ReviewId::new(id).map_err(|_| ApiError::not_found(format!("there is no review {id:?}; GET /reviews lists them")))
+    // A review id contains the session's id, so that it can be longer than other names.
+    let id = path.text("review");
+    let not_found = |_| ApiError::not_found(format!("there is no review {}; GET /reviews lists them", excerpt(id)));
+    ReviewId::new(id).map_err(not_found)
 }
 
 /// List reviews

@@ -49,6 +49,10 @@ pub struct NewSession {
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Map<String, Value>>,
+    /// Any JSON value, stored as `metadata.context`.
+    #[serde(default)]
+    #[schema(value_type = Option<Object>)]
+    pub context: Option<Value>,
 }
 
 /// Fields to change: omitted fields stay unchanged, `null` removes a value.
@@ -71,6 +75,10 @@ pub struct SessionPatch {
     #[serde(default)]
     #[schema(value_type = Object)]
     metadata: Map<String, Value>,
+    /// Any JSON value, stored as `metadata.context`: an object is merged, `null` removes it, anything else replaces it.
+    #[serde(default)]
+    #[schema(value_type = Object)]
+    context: Patch<Value>,
     /// `active` or `paused`.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
@@ -96,7 +104,9 @@ pub(super) async fn create_session(app: &App, principal: &Principal, body: NewSe
         let message = format!("there is no assistant {name:?}; GET /assistants lists them");
         return Err(ApiError::not_found(message).with_param("assistant_id"));
     }
-    sessions::check_workspace(app, principal, body.metadata.as_ref().unwrap_or(&Map::new())).await?;
+    let mut metadata = body.metadata.unwrap_or_default();
+    metadata.extend(body.context.map(|context| ("context".to_owned(), context)));
+    sessions::check_workspace(app, principal, &metadata).await?;
     let new = tenure::NewSession {
         id: body.id.map(SessionId::new).transpose()?,
         assistant: body.assistant_id,
@@ -104,7 +114,7 @@ pub(super) async fn create_session(app: &App, principal: &Principal, body: NewSe
         model: body.model,
         title: body.title,
         tags: body.tags.unwrap_or_default(),
-        metadata: body.metadata.unwrap_or_default(),
+        metadata,
     };
     Ok(app.tenure.create(principal, new).await?)
 }
@@ -245,7 +255,12 @@ pub async fn patch(
     JsonBody(body): JsonBody<SessionPatch>,
 ) -> ApiResult<Response> {
     let principal = caller.authorize_write()?;
-    let SessionPatch { title, tags, model, metadata, status } = body;
+    let SessionPatch { title, tags, model, mut metadata, context, status } = body;
+    match context {
+        Patch::Keep => {}
+        Patch::Clear => drop(metadata.insert("context".to_owned(), Value::Null)),
+        Patch::Set(context) => drop(metadata.insert("context".to_owned(), context)),
+    }
     sessions::check_workspace(&app, &principal, &metadata).await?;
     let changes = tenure::SessionPatch { title, tags, model, metadata };
     let update = tenure::session::SessionUpdate::from(changes).status(status).if_match(if_match.0);

@@ -125,6 +125,9 @@ pub async fn put(
             "the body must contain exactly one session; POST /sessions/import accepts several",
         ));
     };
+    if imported.export.messages.is_empty() && imported.export.log.is_empty() {
+        return Err(ApiError::invalid("messages", "`messages` is empty: a session to import has at least one message"));
+    }
     sessions::check_workspace(&app, &principal, &imported.export.metadata).await?;
     imported.skip_unknown_model(|model| app.models.get(model).is_some());
     let mut skipped = transfer::skipped_parts(&id, &imported);

@@ -97,7 +97,7 @@ const ANY: [Status; 4] = [Status::Active, Status::Paused, Status::Expired, Statu
 
 fn new_session(thread: &str, body: &ThreadBody, id: Option<String>) -> NewSession {
     let ThreadBody { assistant_id, model, title, tags, metadata, .. } = body.clone();
-    NewSession { id, assistant_id, thread_id: Some(thread.to_owned()), model, title, tags, metadata }
+    NewSession { id, assistant_id, thread_id: Some(thread.to_owned()), model, title, tags, metadata, context: None }
 }
 
 /// The most recently active session of the thread with one of the given statuses. Sessions that have expired

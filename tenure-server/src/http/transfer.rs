@@ -17,14 +17,14 @@ use std::borrow::Cow;
 use tenure::import::{self, ImportFormat, ImportedSession};
 use tenure::rules::excerpt;
 use tenure::{
-    Error, SessionId,
-    session::{Export, RawObject},
+    Error, Principal, SessionId,
+    session::{AccessScope, Export, RawObject},
 };
 use utoipa::ToSchema;
 
 /// Export a session
 ///
-/// `tenure`: everything, for import into another installation. `openai`: `{"messages": […]}`. `mistralrs`: the response of `GET /v1/sessions/{id}`.
+/// `tenure`: everything, for import into another installation. `openai`: `{"messages": […]}`. `mistralrs`: what mistral.rs exports and imports.
 /// `jsonl`: one message per line. The header `X-Tenure-Left-Out` lists what the format cannot represent.
 #[utoipa::path(
     get, path = "/sessions/{id}/export", tag = "transfer", operation_id = "export_session",
@@ -58,7 +58,10 @@ pub async fn export(
         }
         "mistralrs" => {
             let session = app.tenure.browsing(&principal).load(&principal, &id).await?;
-            (session.head().seq, mistralrs(&session.into())?)
+            let seq = session.head().seq;
+            let (body, skipped) = import::to_mistralrs_tagged(&session.into())?;
+            let list = if skipped.is_empty() { SKIPPED_BY_TAGGED } else { SKIPPED_BY_TAGGED_WITH_FIELDS };
+            return Ok(with_skipped_header(view::json(StatusCode::OK, Some(seq), body), list));
         }
         "jsonl" => {
             let tenure = app.tenure.browsing(&principal);
@@ -76,8 +79,7 @@ pub async fn export(
             return Err(ApiError::invalid("format", message));
         }
     };
-    let skipped = if format.as_deref() == Some("openai") { SKIPPED_BY_MESSAGES } else { SKIPPED_BY_MISTRALRS };
-    Ok(with_skipped_header(view::json(StatusCode::OK, Some(seq), body), skipped))
+    Ok(with_skipped_header(view::json(StatusCode::OK, Some(seq), body), SKIPPED_BY_MESSAGES))
 }
 
 /// The response header that lists what the export format cannot represent (D-094).
@@ -86,7 +88,13 @@ pub const SKIPPED_HEADER: &str = "x-tenure-left-out";
 /// The parts of a session that a list of messages cannot represent.
 const SKIPPED_BY_MESSAGES: &str = "info,timestamps,runs,reviews,checkpoints,discarded";
 
-/// The parts of a session that the mistral.rs format cannot represent.
+/// The parts of a session that the tagged format of mistral.rs cannot represent.
+const SKIPPED_BY_TAGGED: &str = "info,timestamps,runs,reviews,checkpoints,discarded";
+
+/// The same, for messages with fields of other types than text and lists of objects.
+const SKIPPED_BY_TAGGED_WITH_FIELDS: &str = "info,timestamps,runs,reviews,checkpoints,discarded,fields";
+
+/// The parts of a session that the response of `GET /v1/sessions/{id}` does not contain.
 const SKIPPED_BY_MISTRALRS: &str = "timestamps,runs,reviews,discarded";
 
 fn with_skipped_header(mut response: Response, skipped: &'static str) -> Response {
@@ -120,7 +128,7 @@ pub struct ImportedView {
     /// Parts of the import that a session cannot represent.
     #[serde(rename = "left_out")]
     skipped: Vec<LeftOutView>,
-    /// Sessions from earlier imports of the same exports. The exports were imported again nevertheless.
+    /// Sessions from earlier imports of the same exports. Without `id`, these exports were not imported again.
     duplicate_of: Vec<String>,
 }
 
@@ -149,8 +157,8 @@ pub(super) fn skipped_parts(id: &SessionId, imported: &ImportedSession) -> Vec<L
 
 /// Import sessions
 ///
-/// Exports of Tenure, plain OpenAI messages, exports of mistral.rs, transcripts of Claude Code, or items of OpenAI's Responses API; as JSON
-/// or JSON lines. The format is detected if it is not given. The id of a session is the `id` in the query or the body, else its original id
+/// Exports of Tenure, plain OpenAI messages, exports of mistral.rs, transcripts of Claude Code, items of OpenAI's Responses and Conversations
+/// APIs, or data exports of ChatGPT; as JSON or JSON lines. An export that was imported before changes nothing, unless `id` is given. The format is detected if it is not given. The id of a session is the `id` in the query or the body, else its original id
 /// if that is not taken, else a new one.
 #[utoipa::path(
     post, path = "/sessions/import", tag = "transfer", operation_id = "import_sessions",
@@ -159,7 +167,11 @@ pub(super) fn skipped_parts(id: &SessionId, imported: &ImportedSession) -> Vec<L
         ("format" = Option<String>, Query, description = "`tenure`, `openai`, `mistralrs`, `claude-code` or `responses`"),
     ),
     request_body(content((Object = "application/json"), (String = "application/jsonl"))),
-    responses((status = 201, description = "The sessions were imported", body = ImportedView), CreateErrors)
+    responses(
+        (status = 200, description = "All sessions had been imported before; nothing was changed", body = ImportedView),
+        (status = 201, description = "The sessions were imported", body = ImportedView),
+        CreateErrors,
+    )
 )]
 pub async fn import(
     State(app): State<AppState>,
@@ -190,8 +202,14 @@ pub async fn import(
     }
     let mut view = ImportedView { sessions: Vec::new(), skipped: Vec::new(), duplicate_of: Vec::new() };
     for imported in all {
-        let earlier = app.tenure.find_earlier_imports(&principal, &imported.export).await?;
+        // Other users may import the same export.
+        let own = Principal { scope: AccessScope::Own, ..principal.clone() };
+        let earlier = app.tenure.find_earlier_imports(&own, &imported.export).await?;
         view.duplicate_of.extend(earlier.iter().map(ToString::to_string));
+        // A repeated import changes nothing, unless the caller asks for another session.
+        if !earlier.is_empty() && id.is_none() {
+            continue;
+        }
         let own_id = imported.export.session_id.clone();
         let first_id = id.clone().or(own_id).unwrap_or_else(SessionId::generate);
         let head = match app.tenure.import_new(&principal, &first_id, &imported.export).await {
@@ -204,7 +222,8 @@ pub async fn import(
         view.skipped.extend(skipped_parts(&head.info.session_id, &imported));
         view.sessions.push(SessionView::from(&head));
     }
-    Ok((StatusCode::CREATED, Json(view)).into_response())
+    let status = if view.sessions.is_empty() { StatusCode::OK } else { StatusCode::CREATED };
+    Ok((status, Json(view)).into_response())
 }
 
 /// Removes the `id` from the body and returns it: it names the new session and is not part of the export. A

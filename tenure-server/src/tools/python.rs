@@ -15,6 +15,7 @@ use serde_json::json;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tenure::{Tool, ToolError, ToolOutput, policy::PythonSource, run::ToolInvocation, session::SessionKey};
@@ -70,6 +71,8 @@ struct InterpreterSlots {
 struct InterpreterSlot {
     last_used: Mutex<Stopwatch>,
     process: tokio::sync::Mutex<Option<Process>>,
+    /// Whether this slot has had an interpreter. Then its end has been reported.
+    was_started: AtomicBool,
     /// Notified when the session has ended: a call in progress is cancelled.
     ended: tokio::sync::Notify,
 }
@@ -115,6 +118,11 @@ impl Pool {
             },
         };
         let end_reason = self.slots().end_reasons.remove(&call.session);
+        // The log has results of an interpreter that this process does not know: of one before a restart, on another
+        // node, of the session that this one is a fork of, or of the server that it was exported from.
+        let is_first = !slot.was_started.swap(true, Ordering::Relaxed);
+        let unknown = (is_first && call.called_before).then_some("the one of the earlier calls has ended");
+        let end_reason = end_reason.or(unknown);
         let limit = source.timeout.unwrap_or(self.settings.timeout).duration().unwrap_or(Duration::from_secs(30));
         let outcome = tokio::select! {
             outcome = process.ask(code, limit, grace) => outcome,
@@ -171,7 +179,7 @@ impl Pool {
             let last_used = Mutex::new(Stopwatch::start());
             let process = Default::default();
             let ended = Default::default();
-            let slot = Arc::new(InterpreterSlot { last_used, process, ended });
+            let slot = Arc::new(InterpreterSlot { last_used, process, was_started: AtomicBool::new(false), ended });
             slots.occupied.insert(session.clone(), slot.clone());
             (slot, evicted)
         };

@@ -6,7 +6,6 @@ use super::note::CommitNote;
 use super::tree;
 use git2::{Commit, ErrorCode, Oid, Repository, RepositoryInitOptions, RepositoryOpenFlags, Signature, Time, Tree};
 use jiff::Timestamp;
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use rustix::fs::{Mode, OFlags};
 use std::fs::{File, TryLockError};
 use std::os::fd::OwnedFd;
@@ -14,6 +13,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tenure::Seq;
+use tenure::session::file_name;
 
 /// Number and interval of attempts to lock a workspace, 5 seconds in total.
 const LOCK_ATTEMPTS: usize = 100;
@@ -132,17 +132,15 @@ fn has_session_trailer(commit: &Commit<'_>) -> bool {
 /// Returns the record that a commit belongs to: `None` if the commit is not of this session, `Some(None)` if it has
 /// no record.
 fn recorded_seq(commit: &Commit<'_>, note: &CommitNote) -> Option<Option<Seq>> {
-    let (session, created_at) = trailer(commit, SESSION_TRAILER)?.split_once(' ')?;
+    let (session, created_at) = trailer(commit, SESSION_TRAILER)?.rsplit_once(' ')?;
     let matches = session == note.session.as_str() && created_at.parse::<Timestamp>().ok()? == note.session_created_at;
     matches.then(|| trailer(commit, SEQ_TRAILER)?.parse().ok())
 }
 
-/// Characters that are not percent-encoded in a ref name.
-const REF_NAME_ESCAPES: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_');
-
-/// Returns `refs/tenure/SESSION`; characters that are not permitted in a ref are percent-encoded (`%3A`).
+/// Returns `refs/tenure/SESSION`. The ref is a file: its name is encoded like one, and so are dots, which a ref cannot
+/// contain everywhere.
 fn ref_name(note: &CommitNote) -> String {
-    format!("refs/tenure/{}", utf8_percent_encode(note.session.as_str(), &REF_NAME_ESCAPES))
+    format!("refs/tenure/{}", file_name(note.session.as_str()).replace('.', "%2E"))
 }
 
 /// Creates a repository atomically by renaming a complete one: a partial one would block the workspace permanently.

@@ -5,7 +5,6 @@ use super::note::CommitNote;
 use super::repository::SessionRepository;
 use super::tree::{TreeLimits, is_git};
 use crate::config::workspaces as config;
-use crate::names::file_name;
 use anyhow::Context;
 use git2::Oid;
 use serde_json::{Map, Value};
@@ -14,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tenure::log::Head;
 use tenure::rules::excerpt;
+use tenure::session::{expand_home, file_name};
 use tenure::{Seq, Tenant, Tenure};
 
 /// Directory below the root with a lock file for each workspace that was ever locked. No tenant's directory begins
@@ -40,10 +40,8 @@ impl Workspaces {
         if config.root.is_empty() {
             return Ok(None);
         }
-        let open = || {
-            std::fs::create_dir_all(Path::new(&config.root).join(LOCKS))
-                .and_then(|()| std::fs::canonicalize(&config.root))
-        };
+        let root = expand_home(&config.root);
+        let open = || std::fs::create_dir_all(root.join(LOCKS)).and_then(|()| std::fs::canonicalize(&root));
         let root = open().with_context(|| format!("workspaces.root: cannot use {}", config.root))?;
         let limits = TreeLimits { max_files: config.max_files, max_bytes: config.max_bytes };
         Ok(Some(Arc::new(Self { root, checkpoints: config.checkpoints, limits })))

@@ -279,7 +279,7 @@ in_every_way! {
             (json!({"messages": [{"role": "nobody", "content": "x"}]}), "messages[0].role"),
             (json!({"messages": [user("a"), {"content": "x"}]}), "messages[1]"),
             (json!({"messages": [user("a")], "session_id": ""}), "session_id"),
-            (json!({"messages": [user("a")], "session_id": "a/b"}), "session_id"),
+            (json!({"messages": [user("a")], "session_id": "a\nb"}), "session_id"),
             (json!({"messages": [user("a")], "session_id": long}), "session_id"),
             (json!({"messages": [user("a")], "session_id": 7}), "session_id"),
             (json!({"messages": [user("a")], "on_busy": "panic"}), "on_busy"),

@@ -194,7 +194,7 @@ fn commands_and_their_exit_codes() {
     tenure(dir, &["sessions", "delete", "two", "--purge", "--yes"]).ok();
     tenure(dir, &["sessions", "restore", "two"]).fails(1, "was not found");
     // Invalid arguments.
-    tenure(dir, &["sessions", "show", "a/b"]).fails(1, "session_id");
+    tenure(dir, &["sessions", "show", " a"]).fails(1, "session_id");
     tenure(dir, &["sessions", "list", "--created-after", "soon"]).fails(1, "created_after");
     for wrong in [
         &["sessions"][..],
@@ -421,13 +421,55 @@ fn export_and_import() {
     assert!(openai.err.contains("this format leaves out: info, timestamps, runs"), "{}", openai.err);
     let again = tenure(dir, &[&b[..], &["import", "out/one.json", "--id", "again", "--json"]].concat()).json();
     assert_eq!(again["duplicate_of"], serde_json::json!(["one"]));
+    // A second import without an id changes nothing.
+    let list = || tenure(dir, &[&b[..], &["list", "--json"]].concat()).ok();
+    let before = list();
     let again = tenure(dir, &[&b[..], &["import", "out/one.json"]].concat()).ok();
-    assert!(again.contains("the same export was imported before: "), "{again}");
-    // A second import replaces nothing.
-    assert!(tenure(dir, &[&b[..], &["import", "out/one.json"]].concat()).ok().contains("its own id one is taken"));
+    assert!(again.contains("out/one.json was imported before, as "), "{again}");
+    assert_eq!(list(), before);
+    // Another session under a taken id gets a new one.
+    std::fs::write(dir.join("other.json"), r#"{"session_id": "one", "messages": [{"role": "user", "content": "x"}]}"#)
+        .unwrap();
+    assert!(tenure(dir, &[&b[..], &["import", "other.json"]].concat()).ok().contains("its own id one is taken"));
     assert!(tenure(dir, &[&b[..], &["import", "out/one.json", "--id", "mine"]].concat()).ok().starts_with("mine: 6"));
     tenure(dir, &[&b[..], &["import", "out/one.json", "--id", "mine"]].concat()).fails(1, "could not be imported");
     tenure(dir, &[&b[..], &["import", "out", "--id", "mine"]].concat()).fails(1, "--id applies to a single session");
+}
+
+/// `~` in a store's URL and in configured directories is the home directory.
+#[test]
+fn a_tilde_is_the_home_directory() {
+    let (dir, home) = (temp(), temp());
+    std::fs::write(dir.path().join("tenure.yaml"), "transcripts: {dir: '~/transcripts', live: true}").unwrap();
+    for (store, file) in [("sqlite:~/x.db", "x.db"), ("jsonl:~/files", "files/format")] {
+        let mut command = command(dir.path(), &["--store", store, "chat", "one"]);
+        command.env("HOME", home.path());
+        run_with_input(command, "hello\n").ok();
+        assert!(home.path().join(file).exists(), "{store}");
+    }
+    assert!(home.path().join("transcripts").is_dir());
+    assert!(!dir.path().join("~").exists());
+}
+
+/// Commands take any session id, in this process and over HTTP, and print it so that it can be pasted.
+#[test]
+fn any_session_id_is_an_argument() {
+    let dir = temp();
+    let dir = dir.path();
+    for id in ["user@example.com", "a/b c", "..", "It's 会話"] {
+        chat(dir, &["--store", "jsonl:files", id], "hello\n").ok();
+        let shown = tenure(dir, &["--store", "jsonl:files", "sessions", "show", id, "--json"]).json();
+        assert_eq!(shown["id"], id, "{shown}");
+    }
+    let a = ["--store", "jsonl:files", "sessions"];
+    assert!(tenure(dir, &[&a[..], &["export", "--all", "out"]].concat()).ok().starts_with("4 sessions"));
+    let deleted = tenure(dir, &[&a[..], &["delete", "It's 会話"]].concat()).ok();
+    assert!(deleted.contains(r"`tenure sessions restore 'It'\''s 会話'`"), "{deleted}");
+    let server = Server::start(dir, "jsonl:files");
+    let remote = |args: &[&str]| tenure(dir, &[&["sessions", "--server", &server.url], args].concat());
+    assert_eq!(remote(&["show", "a/b c", "--json"]).json()["id"], "a/b c");
+    remote(&["show", ".."]).fails(1, "a URL cannot name the session");
+    assert!(remote(&["list"]).ok().contains("user@example.com"));
 }
 
 #[test]

@@ -263,7 +263,7 @@ async fn a_session_is_rewound_and_forked() {
         ("rewind", json!({"position": 99}), 404, ""),
         ("rewind", json!({"label": "no"}), 404, ""),
         ("fork", json!({"label": "no"}), 404, ""),
-        ("fork", json!({"id": "a b"}), 400, "session_id"),
+        ("fork", json!({"id": "a\nb"}), 400, "session_id"),
     ] {
         let answer = api.post(&format!("/sessions/a/{path}"), &body).await;
         let text = answer.text.clone();

@@ -30,6 +30,7 @@ mod rate_limits;
 mod runs;
 mod schedules;
 mod search;
+mod session_ids;
 mod sessions;
 mod shutdown;
 mod support;

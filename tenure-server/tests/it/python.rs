@@ -1,6 +1,6 @@
 //! The tool `python`: real interpreters in their sandbox.
 
-use crate::support::wait_until;
+use crate::support::{ServerProcess, send, wait_until};
 use crate::tools::{call, key, python, toolbox};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -359,4 +359,51 @@ async fn a_program_that_is_no_interpreter() {
         let outcome = tools.call(&crate::tools::context(&assistant), &call("s", "python", json!({"code": "1"}))).await;
         assert!(matches!(&outcome, Err(ToolError::NotCalled(reason)) if reason.contains(program)), "{outcome:?}");
     }
+}
+
+/// After a restart of the server, and in a fork, the result says that definitions are lost: once, and only if it
+/// has used the interpreter before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_of_the_server_is_reported_to_the_model() {
+    const NOTICE: &str = "[this is a new interpreter: the one of the earlier calls has ended]\n";
+    let dir = tempfile::tempdir().unwrap();
+    let yaml = "store: sqlite:a.db\nassistants: [{name: helper, tools: [python]}]\n";
+    let ask = async |server: &ServerProcess, session: &str, code: &str| {
+        let text = format!("CALL python {}", json!({"code": code}));
+        let body = json!({"session_id": session, "model": "helper", "messages": [{"role": "user", "content": text}]});
+        let (status, answer) = send(server.request("POST", "/v1/chat/completions").json(&body)).await;
+        assert_eq!(status, 200, "{answer}");
+        answer["agentic_tool_calls"][0]["result_content"].as_str().unwrap().to_owned()
+    };
+    let server = ServerProcess::start(dir.path(), yaml);
+    assert_eq!(ask(&server, "py", "x = 6 * 7\nx").await, "42");
+    assert_eq!(ask(&server, "py", "x + 1").await, "43");
+    server.stop();
+    let server = ServerProcess::start(dir.path(), yaml);
+    assert_eq!(ask(&server, "new", "'x' in globals()").await, "False");
+    assert_eq!(ask(&server, "py", "'x' in globals()").await, format!("{NOTICE}False"));
+    assert_eq!(ask(&server, "py", "1").await, "1");
+    let (status, _) = send(server.request("POST", "/sessions/py/fork").json(&json!({"id": "fork"}))).await;
+    assert_eq!(status, 201);
+    assert_eq!(ask(&server, "fork", "2").await, format!("{NOTICE}2"));
+}
+
+/// Progress events of the tool have the type that mistral.rs gives its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_tool_type_of_python_is_code_execution() {
+    let dir = tempfile::tempdir().unwrap();
+    let yaml = "store: 'memory:'\nassistants: [{name: helper, tools: [python]}]\n";
+    let server = ServerProcess::start(dir.path(), yaml);
+    let text = format!("CALL python {}", json!({"code": "1 + 1"}));
+    let body = json!({"model": "helper", "stream": true, "messages": [{"role": "user", "content": text}]});
+    let stream = server.request("POST", "/v1/chat/completions").json(&body).send().await.unwrap().text().await.unwrap();
+    let events = stream.split("event: agentic_tool_call_progress\ndata: ").skip(1);
+    let data =
+        |event: &str| serde_json::from_str::<serde_json::Value>(event.lines().next().unwrap()).unwrap()["data"].clone();
+    let events: Vec<_> = events.map(data).collect();
+    assert_eq!(events.len(), 2, "{stream}");
+    for event in &events {
+        assert_eq!((&event["tool_type"], &event["code"]), (&json!("code_execution"), &json!("1 + 1")), "{event}");
+    }
+    assert_eq!(events[1]["content"], "2");
 }

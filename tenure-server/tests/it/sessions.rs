@@ -101,7 +101,7 @@ async fn invalid_input_is_refused_and_changes_nothing() {
     api.post("/sessions", json!({"id": "a"})).await.expect_status(201);
     let before = api.get("/sessions/a").await.text;
     let cases = [
-        ("POST", "/sessions", r#"{"id": "no spaces"}"#, 400, "session_id"),
+        ("POST", "/sessions", r#"{"id": "no space at the end "}"#, 400, "session_id"),
         ("POST", "/sessions", r#"{"id": 7}"#, 400, "id"),
         ("POST", "/sessions", r#"{"tags": ["a", 7]}"#, 400, "tags[1]"),
         ("POST", "/sessions", r#"{"metadata": []}"#, 400, "metadata"),
@@ -463,4 +463,29 @@ async fn a_user_is_erased() {
     assert_eq!(each_field(&api.get("/sessions?status=deleted,active").await.expect_status(200), "id"), ["b"]);
     assert_eq!(api.delete("/users/ada").await.expect_status(200)["sessions"], 0);
     assert_eq!(api.delete("/users/%0a").await.expect_error(400).1, "id");
+}
+
+/// The context of a session is any JSON value: it is returned as it was given, and is part of the metadata.
+#[tokio::test]
+async fn the_context_is_any_json_value() {
+    let api = InProcessClient::memory().await;
+    api.post("/sessions", json!({"id": "plain"})).await.expect_status(201);
+    assert_eq!(api.get("/sessions/plain").await.expect_status(200).get("context"), None);
+    let values =
+        [json!([1, "two", {"three": null}]), json!("text"), json!(1.5), json!(true), json!({"cart": {"n": 2}})];
+    for (i, context) in values.iter().enumerate() {
+        let created =
+            api.post("/sessions", json!({"id": format!("s{i}"), "context": context})).await.expect_status(201);
+        assert_eq!(created["context"], *context);
+        let patched = api.patch("/sessions/plain", json!({"context": context})).await.expect_status(200);
+        assert_eq!((&patched["context"], &patched["metadata"]["context"]), (context, context));
+        assert_eq!(api.get("/sessions/plain").await.expect_status(200)["context"], *context);
+    }
+    let listed = api.get("/sessions?metadata.context=text").await.expect_status(200);
+    assert_eq!(each_field(&listed, "id"), ["s1"]);
+    // An object is merged like the rest of the metadata, and null removes it.
+    let merged = api.patch("/sessions/plain", json!({"context": {"page": 7}})).await.expect_status(200);
+    assert_eq!(merged["context"], json!({"cart": {"n": 2}, "page": 7}));
+    let removed = api.patch("/sessions/plain", json!({"context": null})).await.expect_status(200);
+    assert_eq!((removed.get("context"), &removed["metadata"]), (None, &json!({})));
 }

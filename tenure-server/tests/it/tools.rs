@@ -40,6 +40,7 @@ pub fn call(session: &str, tool: &str, arguments: Value) -> ToolInvocation {
         id: "call/1\n".into(),
         tool: tool.into(),
         arguments,
+        called_before: false,
     }
 }
 
@@ -329,7 +330,14 @@ async fn only_the_operator_defines_tools() {
         let mut arguments = Map::new();
         let program = format!("sleep 98766.6{id}");
         arguments.insert("code".into(), format!("import subprocess\np = subprocess.Popen({program:?}.split())").into());
-        let call = ToolInvocation { session, run: RunId::generate(), id: "1".into(), tool: "python".into(), arguments };
+        let call = ToolInvocation {
+            session,
+            run: RunId::generate(),
+            id: "1".into(),
+            tool: "python".into(),
+            arguments,
+            called_before: false,
+        };
         assert!(!test.app.tools.call(&context(&assistant), &call).await.unwrap().failed);
         wait_until("it runs", async || processes(&program) == 1).await;
         let deleted = test.client.http.delete(format!("{}/{path}/{id}", test.client.base)).send().await.unwrap();

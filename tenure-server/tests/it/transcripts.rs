@@ -37,7 +37,7 @@ fn contains_word(dir: &Path, word: &str) -> bool {
 }
 
 fn transcript_path(dir: &Path, session: &str) -> PathBuf {
-    dir.join(format!("default/default/{session}.jsonl"))
+    dir.join(format!("default/default/{}.jsonl", tenure::session::file_name(session)))
 }
 
 async fn call(test: &TestServer, method: &str, path: &str, body: Value) -> (u16, Value) {

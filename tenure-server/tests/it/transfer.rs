@@ -103,12 +103,18 @@ async fn put_imports_and_replaces() {
         ("", "body"),
         ("7", "body"),
         ("{}", "body"),
+        ("[]", "messages"),
+        (r#"{"messages": []}"#, "messages"),
+        (r#"{"messages": [], "images": [], "videos": []}"#, "messages"),
         ("\"text\"", "body"),
         ("{\"messages\": 7}", "messages"),
         (r#"{"messages": [{"role": "user", "content": "x"}, {"role": "king", "content": "x"}]}"#, "messages[1].role"),
         (r#"{"messages": [{"role": {"Left": "user"}, "content": {"Middle": "x"}}]}"#, "messages[0].content"),
         (r#"{"tenure": 1, "messages": [], "tags": 7}"#, "tags"),
-        (r#"{"tenure": 1, "messages": [], "checkpoints": [{"label": "x", "position": 4}]}"#, "checkpoints[0].position"),
+        (
+            r#"{"tenure": 1, "messages": [{"role": "user", "content": "x"}], "checkpoints": [{"label": "x", "position": 4}]}"#,
+            "checkpoints[0].position",
+        ),
         (
             r#"{"messages": [{"role": {"Left": "user"}, "content": {"Right": [{"type": "image"}]}}], "images": ["?"]}"#,
             "images[0]",
@@ -161,7 +167,10 @@ async fn sessions_are_imported_under_ids_that_are_free() {
     let export = api.get("/sessions/mine/export").await.text;
     let copy = api.post("/sessions/import", &export).await.expect_status(201);
     assert_ne!(copy["sessions"][0]["id"], "mine");
-    api.delete("/sessions/mine?purge=true").await.expect_status(200);
+    let copy = copy["sessions"][0]["id"].as_str().unwrap();
+    for id in ["mine", copy] {
+        api.delete(&format!("/sessions/{id}?purge=true")).await.expect_status(200);
+    }
     assert_eq!(api.post("/sessions/import", &export).await.expect_status(201)["sessions"][0]["id"], "mine");
 
     // Several sessions, as JSON lines.
@@ -193,9 +202,9 @@ async fn sessions_are_imported_under_ids_that_are_free() {
         "id"
     );
     for (path, body, param) in [
-        ("/sessions/import", r#"{"id": "no spaces", "messages": []}"#, "id"),
+        ("/sessions/import", r#"{"id": " x", "messages": []}"#, "id"),
         ("/sessions/import", r#"{"id": 7, "messages": []}"#, "id"),
-        ("/sessions/import?id=.x", "[]", "id"),
+        ("/sessions/import?id=%20x", "[]", "id"),
         ("/sessions/import?format=xml", "[]", "format"),
         ("/sessions/import?from=x", "[]", "from"),
         ("/sessions/import", "", "body"),
@@ -239,11 +248,15 @@ async fn an_export_contains_the_log() {
         assert_eq!((&b["imported"], &b["session_id"]), (&json!(true), &json!("t")));
         target.get(&format!("/reviews/{}", b["review_id"].as_str().unwrap())).await.expect_status(200);
     }
-    // A second import is reported and succeeds; an id that is taken is refused as always.
-    let again = target.post("/sessions/import", &export.text).await.expect_status(201);
-    assert_eq!(again["duplicate_of"], json!(["t"]));
-    let third = target.post("/sessions/import", &export.text).await.expect_status(201);
-    assert_eq!(third["duplicate_of"].as_array().unwrap().len(), 2);
+    // A second import is reported and changes nothing, unless it names an id. Another user may import it, too.
+    let before = target.get("/sessions").await.text;
+    let again = target.with("x-tenure-user", "bob").post("/sessions/import", &export.text).await.expect_status(200);
+    assert_eq!((&again["duplicate_of"], &again["sessions"]), (&json!(["t"]), &json!([])));
+    assert_eq!(target.get("/sessions").await.text, before);
+    let other = target.post("/sessions/import", &export.text).await.expect_status(201);
+    assert_eq!((&other["duplicate_of"], &other["sessions"][0]["id"]), (&json!([]), &json!("s")));
+    let copy = target.post("/sessions/import?id=copy", &export.text).await.expect_status(201);
+    assert_eq!((&copy["duplicate_of"], &copy["sessions"][0]["id"]), (&json!(["s"]), &json!("copy")));
     assert_eq!(target.post("/sessions/import?id=t", &export.text).await.expect_error(409).0, "exists");
     // A session that exists keeps its own log.
     let put = target.put("/v1/sessions/t", &export.text).await.expect_status(200);
@@ -263,12 +276,12 @@ async fn skipped_parts_are_reported() {
     source.post("/sessions", json!({"id": "s", "model": "their-model", "metadata": {"k": 1}})).await.expect_status(201);
     source.append_messages("s", json!([{"role": "user", "content": "x"}])).await;
     let messages = "info,timestamps,runs,reviews,checkpoints,discarded";
-    let mistralrs = "timestamps,runs,reviews,discarded";
+    let v1 = "timestamps,runs,reviews,discarded";
     for (path, list) in [
         ("/sessions/s/export?format=openai", Some(messages)),
         ("/sessions/s/export?format=jsonl", Some(messages)),
-        ("/sessions/s/export?format=mistralrs", Some(mistralrs)),
-        ("/v1/sessions/s", Some(mistralrs)),
+        ("/sessions/s/export?format=mistralrs", Some(messages)),
+        ("/v1/sessions/s", Some(v1)),
         ("/sessions/s/export?format=tenure", None),
         ("/sessions/s/export", None),
     ] {
@@ -288,4 +301,73 @@ async fn skipped_parts_are_reported() {
     let known = export.replace("their-model", "two");
     let imported = target.post("/sessions/import?id=k", &known).await.expect_status(201);
     assert_eq!((&imported["sessions"][0]["model"], &imported["left_out"]), (&json!("two"), &json!([])));
+}
+
+/// The export for mistral.rs has its tagged form, and can be imported again with the same messages.
+#[tokio::test]
+async fn an_export_for_mistralrs_is_tagged() {
+    let api = InProcessClient::memory().await;
+    let data = "iVBORw0KGgoA";
+    let call = json!({"id": "c1", "type": "function", "function": {"name": "plot", "arguments": r#"{"n": 1.50}"#}});
+    let image = json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{data}")}});
+    let messages = json!([
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [image, {"type": "text", "text": "look"}]},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "done", "name": "plot"},
+        {"role": "assistant", "content": "A picture."},
+    ]);
+    api.post("/sessions", json!({"id": "s"})).await.expect_status(201);
+    api.append_messages("s", messages.clone()).await;
+    let answer = api.get("/sessions/s/export?format=mistralrs").await;
+    let text = answer.text.clone();
+    let tagged = answer.expect_status(200);
+    let call = json!({"id": "c1", "type": "function", "function": {"name": "plot", "arguments": {"n": 1.5}}});
+    let want = json!({
+        "messages": [
+            {"role": {"Left": "system"}, "content": {"Left": "Be brief."}},
+            {"role": {"Left": "user"}, "content": {"Right": [{"type": "image"}, {"type": "text", "text": "look"}]}},
+            {"role": {"Left": "assistant"}, "content": {"Left": ""}, "tool_calls": {"Right": [call]}},
+            {"role": {"Left": "tool"}, "tool_call_id": {"Left": "c1"}, "content": {"Left": "done"}, "name": {"Left": "plot"}},
+            {"role": {"Left": "assistant"}, "content": {"Left": "A picture."}},
+        ],
+        "images": [data],
+        "videos": [],
+    });
+    assert_eq!(tagged, want);
+    let put = api.put("/v1/sessions/t", &text).await.expect_status(200);
+    assert_eq!(put["left_out"], json!([]));
+    assert_eq!(api.get("/v1/sessions/t").await.expect_status(200)["messages"], messages);
+    // A field that is neither a text nor a list of objects is left out and reported.
+    api.post("/sessions", json!({"id": "n"})).await.expect_status(201);
+    api.append_messages("n", json!([{"role": "user", "content": "x", "weight": 7}])).await;
+    let answer = api.get("/sessions/n/export?format=mistralrs").await;
+    assert!(answer.headers["x-tenure-left-out"].to_str().unwrap().ends_with(",fields"));
+    assert_eq!(answer.expect_status(200)["messages"], json!([{"role": {"Left": "user"}, "content": {"Left": "x"}}]));
+}
+
+/// Imported messages have their original times, and the session is active although they are old.
+#[tokio::test]
+async fn an_import_keeps_the_times_of_the_messages() {
+    let api = InProcessClient::memory().await;
+    let body = json!({
+        "created_at": "2025-03-01T10:00:00Z",
+        "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
+        "message_times": ["2025-03-01T10:00:05Z", null, "2025-03-02T00:00:00.5Z"],
+    });
+    let imported = api.post("/sessions/import?id=old", &body).await.expect_status(201);
+    let session = &imported["sessions"][0];
+    assert!(session["created_at"].as_str().unwrap().starts_with("2025-03-01T10:00:00"), "{session}");
+    assert_eq!(session["status"], "active");
+    let list = api.get("/sessions/old/messages").await.expect_status(200);
+    let times = ["2025-03-01T10:00:05Z", "2025-03-01T10:00:05Z", "2025-03-02T00:00:00.5Z"];
+    assert_eq!(each_field(&list, "created_at"), times);
+    // Times that are in the future or decrease are limited.
+    let wrong = json!({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
+        "message_times": ["2999-01-01T00:00:00Z", "2025-01-01T00:00:00Z"]});
+    api.post("/sessions/import?id=future", &wrong).await.expect_status(201);
+    let list = api.get("/sessions/future/messages").await.expect_status(200);
+    assert_eq!(each_field(&list, "created_at"), ["2026-01-01T00:00:00Z"; 2]);
+    let more = json!({"messages": [], "message_times": ["2025-01-01T00:00:00Z"]});
+    assert_eq!(api.post("/sessions/import", &more).await.expect_error(400).1, "message_times");
 }

@@ -19,6 +19,9 @@ pub struct ToolInvocation {
     pub tool: String,
     /// The arguments of the call.
     pub arguments: Map<String, Value>,
+    /// Whether the session has an earlier result of this tool, among the messages that the model is shown. A tool
+    /// that holds state for a session in memory can tell from it that the state was lost.
+    pub called_before: bool,
 }
 
 /// The session for which tools are listed or called.

@@ -1,4 +1,4 @@
-//! Reads and writes sessions in the format of mistral.rs.
+//! Reads sessions in the format of mistral.rs.
 //!
 //! Its messages are maps whose values are tagged: `{"Left": "a text"}` or `{"Right": [parts or
 //! calls]}`. Media are listed separately: the message has a placeholder part `{"type": "image"}` or
@@ -9,15 +9,12 @@ use crate::import::builder::ImportedPart;
 use crate::import::detect::untagged;
 use crate::import::imported::SkippedPart;
 use crate::import::raw_json::{items, object, quoted, string};
-use crate::session::transfer::export::Export;
-use crate::types::blob::{BlobId, payload};
+use crate::types::blob::payload;
 use crate::types::error::{Error, Result};
 use crate::types::message::{Message, Role};
 use crate::types::raw_object::RawObjectRef;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use serde::Serialize;
-use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::collections::VecDeque;
 
@@ -186,7 +183,7 @@ fn list<'a>(fields: &RawObjectRef<'a>, name: &str) -> Result<Vec<&'a str>> {
 }
 
 /// Converts an image. Returns its base64 data and its message part.
-fn image(raw: &str, location: &str) -> Result<(String, String)> {
+pub(super) fn image(raw: &str, location: &str) -> Result<(String, String)> {
     let data = string(raw).ok_or_else(|| Error::invalid(location, "an image must be a base64 string"))?;
     let bytes = STANDARD.decode(payload(&data)).map_err(|e| Error::invalid(location, format!("not base64: {e}")))?;
     let kind = match &bytes[..] {
@@ -229,7 +226,7 @@ fn calls(raw: &str) -> Option<String> {
 }
 
 /// The kind and the data of the medium in a message part.
-fn embedded_medium(part: &RawObjectRef<'_>) -> Option<(&'static str, String)> {
+pub(super) fn embedded_medium(part: &RawObjectRef<'_>) -> Option<(&'static str, String)> {
     let url = |name: &str| part.text(name).or_else(|| part.object(name)?.text("url"));
     match &*part.text("type")? {
         "image_url" => Some(("image", url("image_url")?)),
@@ -237,64 +234,4 @@ fn embedded_medium(part: &RawObjectRef<'_>) -> Option<(&'static str, String)> {
         "file" => Some(("file", part.object("file")?.text("file_data")?)),
         _ => None,
     }
-}
-
-/// An export in the format of mistral.rs.
-#[derive(Serialize)]
-struct SerializedMessage<'a> {
-    #[serde(flatten)]
-    export: &'a Export,
-    images: Vec<String>,
-    videos: Vec<String>,
-    files: Vec<MistralFile>,
-}
-
-#[derive(Serialize)]
-struct MistralFile {
-    id: String,
-    name: String,
-    bytes: usize,
-    purpose: &'static str,
-    source: MistralSource,
-    data_base64: String,
-}
-
-#[derive(Serialize)]
-struct MistralSource {
-    tool: &'static str,
-    round: usize,
-    turn: usize,
-}
-
-/// Serializes a session as `GET /v1/sessions/{id}` returns it: `messages`, each exactly as it was
-/// given; the media in them again as base64 lists (`images`, `videos`, `files`); and the other
-/// fields of an export. [`read`](super::read) converts it back to the same export (D-096).
-pub fn to_mistralrs(export: &Export) -> Result<Box<RawValue>> {
-    let mut images = Vec::new();
-    let mut videos = Vec::new();
-    let mut files = Vec::new();
-    let mut turn = 0;
-    for message in &export.messages {
-        let content = RawObjectRef::parse(message.as_str()).and_then(|f| f.get("content"));
-        for part in content.and_then(items).unwrap_or_default().into_iter().filter_map(RawObjectRef::parse) {
-            let Some((kind, data)) = embedded_medium(&part) else { continue };
-            let Ok(bytes) = STANDARD.decode(payload(&data)) else { continue };
-            match kind {
-                _ if bytes.is_empty() => {}
-                "image" => images.push(payload(&data).to_owned()),
-                "video" => videos.push(payload(&data).to_owned()),
-                _ => files.push(MistralFile {
-                    id: format!("file-{}", &BlobId::of(&bytes).to_string()[..32]),
-                    name: part.object("file").and_then(|f| f.text("filename")).unwrap_or_else(|| "file".to_owned()),
-                    bytes: bytes.len(),
-                    purpose: "user_data",
-                    source: MistralSource { tool: "user", round: 0, turn },
-                    data_base64: payload(&data).to_owned(),
-                }),
-            }
-        }
-        turn += usize::from(message.role() == Role::User);
-    }
-    serde_json::value::to_raw_value(&SerializedMessage { export, images, videos, files })
-        .map_err(|e| Error::invalid("messages", format!("the session cannot be serialized as JSON: {e}")))
 }

@@ -13,7 +13,7 @@ use crate::types::raw_object::RawObjectRef;
 use serde_json::{Map, Value};
 
 /// The fields of an export besides its messages, log and media.
-const INFO_FIELDS: [&str; 13] = [
+const INFO_FIELDS: [&str; 14] = [
     "tenure",
     "session_id",
     "created_at",
@@ -27,6 +27,7 @@ const INFO_FIELDS: [&str; 13] = [
     "style",
     "lead",
     "checkpoints",
+    "message_times",
 ];
 
 /// The fields of the log in Tenure's own export.

@@ -92,7 +92,7 @@ pub(crate) struct BackReference {
     pub id: String,
     /// The owner of the namespace that contains the memory, in textual form.
     pub owner: String,
-    /// The key of the source in the memory: a session id, or `@` and a user.
+    /// The key of the source in the memory: a session id, or [`user_source`].
     pub source: String,
 }
 
@@ -113,6 +113,14 @@ pub(crate) fn memory_id(text: &str) -> String {
 
 pub(crate) fn namespace_of(tenant: &Tenant, owner: Owner, name: &str) -> Namespace {
     Namespace { tenant: tenant.clone(), owner, name: name.to_owned() }
+}
+
+/// The beginning of the key of a source that is a user. No session id begins with a space.
+const USER_SOURCE: char = ' ';
+
+/// The key of a source that is a user and not a session.
+fn user_source(user: &User) -> String {
+    format!("{USER_SOURCE}{user}")
 }
 
 /// Parses an owner from its textual form in a namespace.
@@ -149,7 +157,7 @@ pub(crate) fn memory_from_item(namespace: &Namespace, item: Item) -> Result<Memo
         Owner::Group(name) => (MemoryScope::Group, None, None, Some(name.clone())),
         Owner::Tenant => (MemoryScope::None, None, None, None),
     };
-    let source = |(name, messages): (String, Vec<Seq>)| match name.strip_prefix('@') {
+    let source = |(name, messages): (String, Vec<Seq>)| match name.strip_prefix(USER_SOURCE) {
         Some(user) => MemorySource { session_id: None, messages, user: User::new(user).ok() },
         None => MemorySource { session_id: SessionId::new(&name).ok(), messages, user: None },
     };
@@ -284,7 +292,7 @@ impl Tenure {
         }
         let source = match &location.session {
             Some(head) => head.info.session_id.to_string(),
-            None => format!("@{}", principal.user),
+            None => user_source(&principal.user),
         };
         let id = memory_id(&text);
         if new_memory.kind == Some(MemoryKind::Preference) {

@@ -20,7 +20,7 @@ use crate::types::entry::{Entry, Record};
 use crate::types::error::{Error, Result};
 use crate::types::error_source::{BoxError, ErrorSource};
 use crate::types::head::Head;
-use crate::types::id::{MAX_NAME_BYTES, Principal, SessionId, SessionKey};
+use crate::types::id::{MAX_SESSION_ID_CHARS, Principal, SessionId, SessionKey};
 use crate::types::status::Status;
 use jiff::Timestamp;
 use std::future::Future;
@@ -174,15 +174,12 @@ fn archive_id(id: &SessionId, at: Timestamp, attempt: usize) -> Result<SessionId
         suffix.push_str(&format!("-{attempt}"));
     }
     let id = id.as_str();
-    if id.len() + suffix.len() <= MAX_NAME_BYTES {
+    if id.chars().count() + suffix.len() <= MAX_SESSION_ID_CHARS {
         return Ok(SessionId::new(format!("{id}{suffix}"))?);
     }
     let hash = &blake3::hash(id.as_bytes()).to_hex()[..16];
-    let mut prefix_len = MAX_NAME_BYTES - suffix.len() - hash.len() - 1;
-    while !id.is_char_boundary(prefix_len) {
-        prefix_len -= 1;
-    }
-    Ok(SessionId::new(format!("{}:{hash}{suffix}", &id[..prefix_len]))?)
+    let prefix: String = id.chars().take(MAX_SESSION_ID_CHARS - suffix.len() - hash.len() - 1).collect();
+    Ok(SessionId::new(format!("{prefix}:{hash}{suffix}"))?)
 }
 
 #[cfg(test)]
@@ -196,7 +193,8 @@ mod tests {
         assert_eq!(named("chat", 0), "chat:20260213T101112.123456Z");
         assert_eq!(named("chat", 2), "chat:20260213T101112.123456Z-2");
         let (a, b) = (format!("{}a", "x".repeat(127)), format!("{}b", "x".repeat(127)));
-        assert_eq!(named(&a, 0).len(), MAX_NAME_BYTES);
+        assert_eq!(named(&a, 0).len(), MAX_SESSION_ID_CHARS);
+        assert_eq!(named(&"会".repeat(128), 0).chars().count(), MAX_SESSION_ID_CHARS);
         assert_ne!(named(&a, 0), named(&b, 0));
         assert_ne!(named(&a, 0), named(&a, 1));
     }

@@ -12,18 +12,19 @@ use crate::tenure::Tenure;
 use crate::types::entry::{CheckpointEntry, Entry, Record, RewindEntry};
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{CheckpointLabel, Principal, SessionId, SessionKey};
+use crate::types::id::{CheckpointLabel, SessionId, SessionKey};
 use crate::types::message::Message;
 use jiff::Timestamp;
 
-impl Session {
-    /// Loads a session.
-    pub async fn load(tenure: &Tenure, principal: &Principal, id: &SessionId) -> Result<Session> {
-        tenure.load(principal, id).await
+impl Tenure {
+    /// Commits all changes since a session was loaded, atomically. Does nothing if there are none.
+    pub async fn save(&self, session: &mut Session) -> Result<()> {
+        session.commit_changes(self).await
     }
+}
 
-    /// Commits all changes since the session was loaded, atomically. Does nothing if there are none.
-    pub async fn save(&mut self, tenure: &Tenure) -> Result<()> {
+impl Session {
+    async fn commit_changes(&mut self, tenure: &Tenure) -> Result<()> {
         let Some(first) = self.pending.first().cloned() else { return Ok(()) };
         let has_messages = self.pending.iter().any(|r| matches!(r.entry, Entry::Message(_)));
         if has_messages {
@@ -124,20 +125,4 @@ pub fn fork_session(source: &Session, point: impl Into<Point>, new: SessionId, a
     fork.uncompacted = source.uncompacted;
     fork.pending.push(record);
     Ok(fork)
-}
-
-/// Rewinds a session to a point and loads it. Discarded messages stay in the log; the JSONL store
-/// also writes them to `{session_id}.discarded.jsonl`.
-pub async fn resume_session(
-    tenure: &Tenure,
-    principal: &Principal,
-    id: &SessionId,
-    point: impl Into<Point>,
-) -> Result<Session> {
-    tenure.rewind_and_load(principal, id, point).await
-}
-
-/// Lists the checkpoints of a session, oldest first.
-pub async fn list_checkpoints(tenure: &Tenure, principal: &Principal, id: &SessionId) -> Result<Vec<Checkpoint>> {
-    tenure.checkpoints(principal, id).await
 }

@@ -138,7 +138,7 @@ impl fmt::Display for SearchCursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.scan_position {
             None => write!(f, "{}", self.session),
-            Some(ScanPosition { upto, messages, seq }) => write!(f, "{}~{upto}~{messages}~{seq}", self.session),
+            Some(ScanPosition { upto, messages, seq }) => write!(f, "s~{upto}~{messages}~{seq}~{}", self.session),
         }
     }
 }
@@ -148,18 +148,15 @@ impl FromStr for SearchCursor {
 
     fn from_str(s: &str) -> Result<Self> {
         let invalid = || Error::invalid("cursor", "not a valid cursor; use the one that the previous page returned");
-        let mut parts = s.splitn(3, '~');
-        let active_at = parts.next().unwrap_or_default();
-        let session = parts.next().unwrap_or_default();
-        let session = format!("{active_at}~{session}").parse()?;
-        let Some(rest) = parts.next() else { return Ok(Self { session, scan_position: None }) };
-        let numbers: Vec<Seq> = rest.split('~').map(|n| n.parse().map_err(|_| invalid())).collect::<Result<_>>()?;
-        match numbers[..] {
-            [upto, messages, seq] => {
-                Ok(Self { session, scan_position: Some(ScanPosition { upto, messages: messages as usize, seq }) })
-            }
-            _ => Err(invalid()),
-        }
+        // The position of the session is last, because an id may contain any character.
+        let Some(rest) = s.strip_prefix("s~") else { return Ok(Self { session: s.parse()?, scan_position: None }) };
+        let mut parts = rest.splitn(4, '~');
+        let mut number = || parts.next().and_then(|n| n.parse::<Seq>().ok()).ok_or_else(invalid);
+        let upto = number()?;
+        let messages = number()? as usize;
+        let seq = number()?;
+        let session = parts.next().ok_or_else(invalid)?.parse()?;
+        Ok(Self { session, scan_position: Some(ScanPosition { upto, messages, seq }) })
     }
 }
 

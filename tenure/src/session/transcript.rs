@@ -5,11 +5,13 @@
 //! line that cannot be parsed is never skipped silently: it is reported with its file and line
 //! number.
 
+use crate::home::expand_home;
 use crate::private_files;
 use crate::rules::session::Session;
 use crate::types::blob::BlobId;
 use crate::types::entry::{Entry, Parent, Record};
 use crate::types::error::{Error, Result};
+use crate::types::file_name::session_file_name;
 use crate::types::id::{Seq, SessionId, SessionKey, Tenant};
 use crate::types::message::Message;
 use jiff::Timestamp;
@@ -45,7 +47,7 @@ impl JsonlTranscript {
     /// Appends messages to a transcript file, which is created if it does not exist. They are
     /// synced to disk when it returns.
     pub fn append(path: impl AsRef<Path>, messages: &[Message]) -> Result<()> {
-        let path = path.as_ref();
+        let path = &expand_home(path);
         let mut text = String::new();
         for message in messages {
             text.push_str(message.as_str());
@@ -62,7 +64,7 @@ impl JsonlTranscript {
     /// Replaces a transcript file atomically. The new contents are written to `FILE.….part` beside
     /// it, which is then renamed.
     pub fn write(path: impl AsRef<Path>, messages: &[Message]) -> Result<()> {
-        let path = path.as_ref();
+        let path = &expand_home(path);
         // A random name, because two writers may replace the same file concurrently.
         let part = path.with_extension(format!("jsonl.{}.part", uuid::Uuid::now_v7().simple()));
         let replace = || -> Result<()> {
@@ -74,10 +76,10 @@ impl JsonlTranscript {
     }
 }
 
-/// Reads a transcript. It is an error only if the file cannot be read at all; lines that cannot be
+/// Reads a transcript. A `~` at the beginning of the path is the home directory. It is an error only if the file cannot be read at all; lines that cannot be
 /// parsed are in `problems`.
 pub fn read_transcript(path: impl AsRef<Path>) -> Result<JsonlTranscript> {
-    let path = path.as_ref();
+    let path = &*expand_home(path);
     let mut reader = TranscriptReader::new(path);
     let file = File::open(path).map_err(|e| io_error(path, e))?;
     let mut lines = BufReader::new(file);
@@ -107,7 +109,7 @@ pub fn read_transcript(path: impl AsRef<Path>) -> Result<JsonlTranscript> {
 /// messages are omitted.
 pub fn iter_transcripts(dir: impl AsRef<Path>) -> Result<impl Iterator<Item = Result<(PathBuf, JsonlTranscript)>>> {
     let mut files = Vec::new();
-    collect(dir.as_ref(), &mut files)?;
+    collect(&expand_home(dir), &mut files)?;
     files.sort();
     Ok(files.into_iter().map(|path| read_transcript(&path).map(|t| (path, t))))
 }
@@ -205,7 +207,7 @@ fn fold(path: &Path, reader: &mut TranscriptReader<'_>) -> Result<Vec<Message>> 
     let mut all = std::mem::take(&mut reader.records);
     let mut next_parent = current_parent(&all, &reader.head);
     while let Some(parent) = next_parent {
-        let parent_path = path.with_file_name(format!("{}.jsonl", parent.session));
+        let parent_path = path.with_file_name(format!("{}.jsonl", session_file_name(&parent.session)));
         let mut parent_reader = TranscriptReader::new(&parent_path);
         for (i, text) in fs::read_to_string(&parent_path).unwrap_or_default().lines().enumerate() {
             parent_reader.line(i + 1, text, true);

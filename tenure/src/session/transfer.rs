@@ -20,7 +20,7 @@ use crate::types::message::Message;
 use crate::types::status::Status;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-
+use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, HashSet};
 
 /// The maximum number of earlier imports of the same export that are listed.
@@ -131,6 +131,9 @@ impl Tenure {
 
     /// Validates an export. Returns the entries and blobs for an import without the log.
     fn prepare(&self, principal: &Principal, export: &Export) -> Result<(Vec<Entry>, Vec<Blob>)> {
+        if export.message_times.len() > export.messages.len() {
+            return Err(Error::invalid("message_times", "there are more times than messages"));
+        }
         if export.tenure > EXPORT_FORMAT {
             let location = "the export".to_owned();
             return Err(Error::NewerFormat { location, version: export.tenure, supported: EXPORT_FORMAT });
@@ -161,14 +164,55 @@ impl Tenure {
         let (mut records, blobs) = if export.log.is_empty() {
             origin.upto = 1 + entries.len() as Seq;
             let created = Entry::created(SessionCreated { origin: Some(origin), ..session_created(principal, export) });
-            let records = (1..).zip([created].into_iter().chain(entries.iter().cloned()));
-            (records.map(|(seq, entry)| Record { seq, at: now, entry }).collect(), blobs)
+            (self.timed_records(principal, id, export, created, entries), blobs)
         } else {
             self.rebuild(principal, id, export, origin, now)?
         };
         self.engine.reserve_session(principal, records.iter()).await?;
         let more = records.split_off(1);
         self.begin_session(&principal.key(id), &records[0], more, blobs).await
+    }
+
+    /// The records of an import without the log. Messages get the time that the source has for them; times never
+    /// decrease and are not in the future. A session whose last activity is too long ago is restored, as one that is
+    /// imported with its log.
+    fn timed_records(
+        &self,
+        principal: &Principal,
+        id: &SessionId,
+        export: &Export,
+        created: Entry,
+        entries: &[Entry],
+    ) -> Vec<Record> {
+        let now = self.now();
+        let first_message = export.message_times.iter().flatten().min();
+        let begin = export.created_at.into_iter().chain(first_message.copied()).min().unwrap_or(now).min(now);
+        let mut at = log::unique_creation_time(begin, now);
+        // The first message may have the same time, and must not be earlier than the session.
+        if at > begin {
+            at = at.saturating_sub(SignedDuration::from_millis(1)).unwrap_or(begin);
+        }
+        let mut records = vec![Record { seq: 1, at, entry: created }];
+        let mut message_times = export.message_times.iter().copied();
+        let has_times = first_message.is_some();
+        for entry in entries {
+            let original = match entry {
+                Entry::Message(_) => message_times.next().flatten(),
+                _ => None,
+            };
+            // Without any times, the messages were stored now. After a time, those without one follow it directly.
+            let original = original.and_then(|at| Timestamp::from_microsecond(at.as_microsecond()).ok());
+            at = original.unwrap_or(if has_times { at } else { now }).max(at).min(now.max(at));
+            records.push(Record { seq: records.len() as Seq + 1, at, entry: entry.clone() });
+        }
+        let session = Session::replay(&principal.key(id), records.iter().cloned());
+        if session.is_some_and(|session| !self.engine.status_of(session.head()).is_live()) {
+            let restored = Entry::Status { to: Status::Active, reason: Some("imported".to_owned()) };
+            for entry in [Entry::Status { to: Status::Expired, reason: None }, restored] {
+                records.push(Record { seq: records.len() as Seq + 1, at: now, entry });
+            }
+        }
+        records
     }
 
     /// The origin of an imported session.
@@ -209,7 +253,7 @@ fn session_created(principal: &Principal, export: &Export) -> SessionCreated {
 }
 
 /// Converts messages and checkpoints to entries, in log order.
-fn import_entries(export: &Export, stored: &[Message]) -> Result<Vec<Entry>> {
+pub(crate) fn import_entries(export: &Export, stored: &[Message]) -> Result<Vec<Entry>> {
     let mut entries = Vec::with_capacity(stored.len() + export.checkpoints.len());
     if let Some(i) = export.checkpoints.iter().position(|c| c.position > stored.len()) {
         return Err(Error::invalid(

@@ -31,6 +31,7 @@ mod tests;
 use self::engine::JsonlEngine;
 use self::locks::FileLocks;
 use self::paths::LogFile;
+use crate::home::expand_home;
 use crate::store::contract::{Commit, Concurrency, HeadCheck, HeadChecker, OpenRepair, Store, WriteCost};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
@@ -45,7 +46,6 @@ use crate::types::status::Status;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::{fmt, sync::Arc};
 use tokio::sync::RwLock;
 
@@ -67,7 +67,7 @@ impl JsonlStore {
         if dir.is_empty() {
             return Err(Error::invalid("store", "jsonl: needs a directory, as in jsonl:DIR"));
         }
-        let dir = PathBuf::from(dir);
+        let dir = expand_home(dir);
         let (engine, repairs) = blocking(move || {
             let (root, lock) = open::lock_directory(&dir)?;
             let (state, repairs) = open::load(&root)?;
@@ -88,7 +88,7 @@ impl JsonlStore {
     /// Returns the format of a directory, which is only read. `None` means that it is not a store
     /// yet.
     pub fn format(dir: &str) -> Result<Option<u32>> {
-        open::read_format(&PathBuf::from(dir))
+        open::read_format(&expand_home(dir))
     }
 
     /// Returns a head from the in-memory index; fails if the session's file is damaged.

@@ -267,8 +267,8 @@ impl MemIndex {
             let ids = self.children.get(&parent).into_iter().flatten();
             return ids.filter_map(|id| self.head_of(tenant, id)).collect();
         }
-        // The smallest valid id.
-        let first = SessionKey { tenant: tenant.clone(), session: SessionId::new("-").expect("a dash is a valid id") };
+        // The smallest valid id: the first printable character that is not a space.
+        let first = SessionKey { tenant: tenant.clone(), session: SessionId::new("!").expect("a valid id") };
         self.heads.range(first..).map(|(_, head)| head).take_while(|h| h.tenant == *tenant).collect()
     }
 

@@ -34,6 +34,13 @@ pub struct SessionInfo {
     pub metadata: Map<String, Value>,
 }
 
+impl SessionInfo {
+    /// Returns the context of the session, any JSON value: the value of `metadata.context`, or null.
+    pub fn context(&self) -> &Value {
+        self.metadata.get("context").unwrap_or(&Value::Null)
+    }
+}
+
 /// Log positions of the prompt prefix (active instructions and summary). Lets a run load only the prefix and
 /// the most recent turns instead of the whole log (D-014).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,8 +10,11 @@ use std::{fmt, str::FromStr, sync::Arc};
 /// parent (D-002).
 pub type Seq = u64;
 
-/// Maximum length of a session id, tenant, user, label or other name, in bytes (D-020).
+/// Maximum length of a tenant, user, label or other name, in bytes (D-020).
 pub const MAX_NAME_BYTES: usize = 128;
+
+/// Maximum length of a session id, in characters (D-145).
+pub const MAX_SESSION_ID_CHARS: usize = 128;
 
 /// An invalid id, user, tenant or label. Converts into [`Error::Invalid`](crate::Error::Invalid).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -110,6 +113,30 @@ fn check_id(s: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// Checks a session id: 1 to 128 printable characters, without white space at the beginning or the end (D-145).
+fn check_session_id(s: &str) -> Result<(), &'static str> {
+    // The number of bytes is compared first, so that a long text is not scanned.
+    if s.is_empty() || s.len() > 4 * MAX_SESSION_ID_CHARS || s.chars().count() > MAX_SESSION_ID_CHARS {
+        return Err("it must have 1 to 128 characters");
+    }
+    if s.trim() != s {
+        return Err("it must not begin or end with white space");
+    }
+    if s.chars().any(is_unprintable) {
+        return Err("control, line separator and text direction characters are not allowed");
+    }
+    Ok(())
+}
+
+/// Returns true for a character that makes a name unreadable or misleading: control characters, line and paragraph
+/// separators, the byte order mark, and overrides of the text direction, which can make an id look like another one.
+fn is_unprintable(c: char) -> bool {
+    let is_separator = matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}');
+    c.is_control()
+        || is_separator
+        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
 /// Checks a name: 1 to 128 bytes without control characters.
 pub(crate) fn check_text(s: &str) -> Result<(), &'static str> {
     if s.is_empty() || s.len() > MAX_NAME_BYTES {
@@ -133,16 +160,46 @@ fn check_label(s: &str) -> Result<(), &'static str> {
 /// Accepts `rev_12_SESSION` regardless of its length, because the session id alone may have the maximum
 /// length; or any valid id, because older logs contain such review ids.
 fn check_review(s: &str) -> Result<(), &'static str> {
-    let parts = s.strip_prefix("rev_").and_then(|s| s.split_once('_'));
-    match parts {
-        Some((seq, session)) if seq.parse::<Seq>().is_ok() && check_id(session).is_ok() => Ok(()),
+    match review_parts(s) {
+        Some((_, session)) if check_session_id(&session).is_ok() => Ok(()),
         _ => check_id(s),
     }
 }
 
+/// Splits `rev_SEQ_SESSION` into its sequence number and its session, which is decoded.
+fn review_parts(s: &str) -> Option<(Seq, String)> {
+    let (seq, session) = s.strip_prefix("rev_")?.split_once('_')?;
+    Some((seq.parse().ok()?, decode_review_session(session)?))
+}
+
+/// Encodes a session id for a review id: letters, digits and `. _ : -` stay, every other byte becomes `~XX`. The
+/// result needs no encoding in a URL, a header or a sentence (D-145).
+fn encode_review_session(session: &str) -> String {
+    let mut encoded = String::with_capacity(session.len());
+    for byte in session.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b':' | b'-' => encoded.push(byte.into()),
+            other => encoded.push_str(&format!("~{other:02X}")),
+        }
+    }
+    encoded
+}
+
+/// Reverses [`encode_review_session`]. `None` if it is not a result of it.
+fn decode_review_session(encoded: &str) -> Option<String> {
+    let mut parts = encoded.split('~');
+    let mut bytes = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        bytes.push(u8::from_str_radix(part.get(..2)?, 16).ok()?);
+        bytes.extend_from_slice(&part.as_bytes()[2..]);
+    }
+    String::from_utf8(bytes).ok().filter(|session| encode_review_session(session) == encoded)
+}
+
 name! {
-    /// The id of a session, chosen by the client or generated. It is never a credential.
-    SessionId, "session_id", check_id
+    /// The id of a session, chosen by the client or generated: 1 to 128 printable characters of any script, without
+    /// white space at the beginning or the end. Two ids are equal if their bytes are. It is never a credential.
+    SessionId, "session_id", check_session_id
 }
 name! {
     /// A tenant: the unit of isolation. Every key in every store starts with it.
@@ -161,7 +218,8 @@ name! {
     RunId, "run_id", check_id
 }
 name! {
-    /// The id of a human review. It contains the record that opened the review, and the session.
+    /// The id of a human review. It contains the record that opened the review, and the session, and consists of
+    /// characters that need no encoding in a URL.
     ReviewId, "review_id", check_review
 }
 
@@ -180,24 +238,20 @@ impl RunId {
 }
 
 impl ReviewId {
-    /// Returns the id of the review that record `seq` of a session opens.
+    /// Returns the id of the review that record `seq` of a session opens: `rev_12_trip`, or
+    /// `rev_12_user~40example.com` for the session `user@example.com`.
     pub fn of(session: &SessionId, seq: Seq) -> Self {
-        Self(format!("rev_{seq}_{session}").into())
-    }
-
-    /// Splits `rev_SEQ_SESSION` into its sequence number and its session.
-    fn parts(&self) -> Option<(&str, &str)> {
-        self.as_str().strip_prefix("rev_")?.split_once('_')
+        Self(format!("rev_{seq}_{}", encode_review_session(session.as_str())).into())
     }
 
     /// Returns the record that opened the review. `None` if the id does not have the form of [`ReviewId::of`].
     pub fn seq(&self) -> Option<Seq> {
-        self.parts()?.0.parse().ok()
+        review_parts(self.as_str()).map(|(seq, _)| seq)
     }
 
     /// Returns the session of the review. `None` if the id does not have the form of [`ReviewId::of`].
     pub fn session(&self) -> Option<SessionId> {
-        SessionId::new(self.parts()?.1).ok()
+        SessionId::new(review_parts(self.as_str())?.1).ok()
     }
 }
 
@@ -266,5 +320,58 @@ pub struct SessionKey {
 impl fmt::Display for SessionKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.tenant, self.session)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn session_ids_are_printable_text() {
+        let long = "会".repeat(128);
+        for id in ["a", "!", "user@example.com", "Ünïcødé 会話", "a/b", "..", ".", "%2e", "CON", "a~1~2", "👩‍🚀", &long]
+        {
+            assert_eq!(SessionId::new(id).unwrap().as_str(), id);
+        }
+        let too_long = "a".repeat(129);
+        for id in [
+            "",
+            " ",
+            " a",
+            "a ",
+            "a\u{a0}",
+            "a\nb",
+            "a\0",
+            "a\u{85}b",
+            "a\u{2028}b",
+            "a\u{202e}b",
+            "\u{feff}a",
+            &too_long,
+        ] {
+            let error = SessionId::new(id).unwrap_err();
+            assert_eq!(error.param, "session_id", "{id:?}");
+        }
+    }
+
+    #[test]
+    fn review_ids_contain_any_session_id() {
+        for (id, want) in [
+            ("trip:1", "rev_12_trip:1"),
+            ("user@example.com", "rev_12_user~40example.com"),
+            ("a_b", "rev_12_a_b"),
+            ("a~40b", "rev_12_a~7E40b"),
+            ("会 話", "rev_12_~E4~BC~9A~20~E8~A9~B1"),
+        ] {
+            let session = SessionId::new(id).unwrap();
+            let review = ReviewId::of(&session, 12);
+            assert_eq!(review.as_str(), want);
+            let parsed = ReviewId::new(want).unwrap();
+            assert_eq!((parsed.seq(), parsed.session()), (Some(12), Some(session)));
+        }
+        for wrong in ["rev_1_a@b", "rev_1_~4", "rev_1_~zz", "rev_1_~61", "rev_1_~E4", "rev_1_~0A", "rev_x_~40"] {
+            assert!(ReviewId::new(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(ReviewId::new("legacy").unwrap().session(), None);
     }
 }

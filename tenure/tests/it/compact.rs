@@ -217,7 +217,7 @@ on_every_store! {
         test.tenure.fork(&ada, &s, Fork::at(Point::End).id(Some(id("end")))).await.unwrap();
         test.tenure.fork(&ada, &s, Fork::at(Point::Turn(2)).id(Some(id("early")))).await.unwrap();
         let mut by_hand = fork_session(&source, Point::End, id("hand"), test.now()).unwrap();
-        by_hand.save(&test.tenure).await.unwrap();
+        test.tenure.save(&mut by_hand).await.unwrap();
         compact(&test.tenure, &id("end"), &writer, Some(1)).await;
         test.reopen().await;
         let load = async |name: &str| test.tenure.load(&ada, &id(name)).await.unwrap();

@@ -100,12 +100,12 @@ on_every_store! {
         truncate_log(&other, &id("s"), 2).await;
         append_message(&other, "other").await;
         edited.push(image_message("see", "F"), test.now());
-        assert_eq!(edited.save(&test.tenure).await.unwrap_err().code(), "conflict");
+        assert_eq!(test.tenure.save(&mut edited).await.unwrap_err().code(), "conflict");
         let mut edited = test.tenure.load(&ada(), &id("s")).await.unwrap();
         edited.push(Message::user("edit"), test.now());
-        edited.save(&test.tenure).await.unwrap();
+        test.tenure.save(&mut edited).await.unwrap();
         edited.push(Message::user("and again"), test.now());
-        edited.save(&test.tenure).await.unwrap();
+        test.tenure.save(&mut edited).await.unwrap();
         assert_all_see(test, &[&test.tenure, &other], &["one", "other", "edit", "and again"]).await;
     }
 }

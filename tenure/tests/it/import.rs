@@ -1,12 +1,14 @@
 //! Imports of foreign formats, by example: each fixture is a file written by another program, and
-//! `NAME.want` describes the expected result. A new case is a new file; the failure message shows
-//! the content for its `.want`.
+//! `NAME.want` describes the expected result. A new case is a new file; `TENURE_WRITE_WANT=1` writes its `.want`, which is
+//! read before it is committed.
 
 use crate::support::{ada, id, raw};
 use serde_json::json;
 use std::fmt::Write;
 use std::path::PathBuf;
-use tenure::import::{ImportFormat, ImportedSession, SkippedPart, read, read_agents_db, to_mistralrs};
+use tenure::import::{
+    ImportFormat, ImportedSession, SkippedPart, read, read_agents_db, to_mistralrs, to_mistralrs_tagged,
+};
 use tenure::{policy::*, rules::*, session::*, *};
 
 fn fixtures() -> Vec<PathBuf> {
@@ -106,7 +108,7 @@ fn databases_of_the_agents_sdk() {
         assert_eq!(read_agents_db(path(name)).unwrap_err().code(), code, "{name}");
     }
     let special_path = path("a%20b?c#d.db");
-    let db = fixtures().into_iter().find(|f| f.extension().is_some_and(|e| e == "db")).unwrap();
+    let db = fixtures().into_iter().find(|f| f.ends_with("40_agents_sdk.db")).unwrap();
     std::fs::copy(&db, &special_path).unwrap();
     let writer = rusqlite::Connection::open(&special_path).unwrap();
     writer.execute_batch("PRAGMA foreign_keys = OFF").unwrap();
@@ -240,6 +242,18 @@ mod properties {
                 prop_assert_eq!(&foreign.skipped, &[]);
                 prop_assert_eq!(&foreign.export, &export);
             }
+        }
+
+        /// An export in the tagged form of mistral.rs is read back with the same roles, texts, calls and results.
+        #[test]
+        fn tagged_exports_round_trip(export in any_export(false)) {
+            let (text, _) = to_mistralrs_tagged(&export).unwrap();
+            let foreign = read(&text, None).unwrap().remove(0).unwrap();
+            prop_assert_eq!(foreign.format, ImportFormat::MistralRs);
+            prop_assert_eq!(&foreign.skipped, &[]);
+            let describe = |m: &Message| (m.role(), m.text(), m.tool_call_id(), m.tool_calls().into_iter().map(|c| (c.id, c.name)).collect::<Vec<_>>());
+            let all = |list: &[Message]| list.iter().map(describe).collect::<Vec<_>>();
+            prop_assert_eq!(all(&foreign.export.messages), all(&export.messages));
         }
 
         /// Media that are listed and also part of a message are not duplicated.

@@ -242,7 +242,7 @@ on_every_store! {
         assert!(matches!(&error, Error::Invalid { param, .. } if param == "checkpoints[0].position"), "{error:?}");
         assert_eq!(test.second_node().load(&principal, &x).await.unwrap(), before);
         assert_eq!(test.second_node().load(&principal, &id("y")).await.unwrap_err().code(), "not_found");
-        for name in ["", ".hidden", "a/b", "a b", "é", &"x".repeat(129)] {
+        for name in ["", " a", "a ", "a\nb", "a\u{202e}b", &"x".repeat(129)] {
             assert!(SessionId::new(name).is_err_and(|e| matches!(Error::from(e), Error::Invalid { .. })), "{name}");
         }
     }

@@ -316,10 +316,10 @@ on_every_store! {
         test.tenure.append(&principal, &id("x"), vec![Message::user("no answer yet")]).await.unwrap();
         let by_hand = test.tenure.checkpoint(&principal, &id("x"), Some(CheckpointLabel::new("mine").unwrap())).await.unwrap();
         test.tenure.append(&principal, &id("x"), turn_messages(2)).await.unwrap();
-        let mut session = Session::load(&test.tenure, &principal, &id("x")).await.unwrap();
+        let mut session = Session::load(&test.tenure.principal(principal.clone()), &id("x")).await.unwrap();
         let saved = session.add_checkpoint("saved", test.now()).unwrap();
         session.push(Message::user("and more"), test.now());
-        session.save(&test.tenure).await.unwrap();
+        test.tenure.save(&mut session).await.unwrap();
         let all = test.tenure.checkpoints(&principal, &id("x")).await.unwrap();
         let turn = all.iter().find(|c| c.label.as_str() == "turn-2").unwrap().seq;
         let want = [("mine", by_hand.seq), ("turn-2", turn), ("saved", saved.seq)].map(|(l, seq)| (l.to_owned(), seq, seq));

@@ -289,10 +289,10 @@ on_every_store! {
         let mut s = t.load(&principal, &id("f")).await.unwrap();
         t.pause(&principal, &id("f"), None).await.unwrap();
         s.push(Message::user("late"), test.now());
-        assert_eq!(s.save(t).await.unwrap_err().code(), "conflict");
+        assert_eq!(s.save(&t.principal(ada())).await.unwrap_err().code(), "conflict");
         let mut s = t.load(&principal, &id("f")).await.unwrap();
         s.push(Message::user("late"), test.now());
-        assert_eq!(s.save(t).await.unwrap_err().code(), "paused");
+        assert_eq!(s.save(&t.principal(ada())).await.unwrap_err().code(), "paused");
     }
 
     /// Loading, editing and saving a session: a stale save fails and changes nothing.
@@ -301,36 +301,36 @@ on_every_store! {
         let (principal, x) = (ada(), id("x"));
         t.create(&principal, new_session("x")).await.unwrap();
         t.append(&principal, &x, turn_messages(1)).await.unwrap();
-        let mut s = Session::load(t, &principal, &x).await.unwrap();
+        let mut s = Session::load(&t.principal(ada()), &x).await.unwrap();
         s.push(Message::user("more"), test.now());
         let checkpoint = s.add_checkpoint("here", test.now()).unwrap();
         s.push(image_message("see", "Q"), test.now());
         assert!(s.add_checkpoint("12", test.now()).is_err(), "digits alone are a position");
-        s.save(t).await.unwrap();
+        s.save(&t.principal(ada())).await.unwrap();
         assert!(!s.is_changed());
-        let loaded = Session::load(t, &principal, &x).await.unwrap();
+        let loaded = Session::load(&t.principal(ada()), &x).await.unwrap();
         assert_eq!((texts(&loaded), labels(&loaded)), (texts(&s), labels(&s)));
         let mut late = loaded.clone();
         t.append(&principal, &x, vec![Message::assistant("meanwhile")]).await.unwrap();
         late.truncate_to("here", test.now()).unwrap();
-        assert_eq!(late.save(t).await.unwrap_err().code(), "conflict");
-        let mut s = Session::load(t, &principal, &x).await.unwrap();
+        assert_eq!(late.save(&t.principal(ada())).await.unwrap_err().code(), "conflict");
+        let mut s = Session::load(&t.principal(ada()), &x).await.unwrap();
         assert_eq!(s.messages.len(), 7);
         s.truncate_to(&checkpoint, test.now()).unwrap();
         assert_eq!(s.messages.len(), 5);
-        s.save(t).await.unwrap();
+        s.save(&t.principal(ada())).await.unwrap();
         let mut fork = fork_session(&s, "turn-1", id("f"), test.now()).unwrap();
         assert_eq!(fork.messages.len(), 4);
         fork.push(Message::user("another way"), test.now());
-        fork.save(t).await.unwrap();
+        fork.save(&t.principal(ada())).await.unwrap();
         assert_eq!(t.load(&principal, &id("f")).await.unwrap().messages.len(), 5);
         // A fork at a point in the part that its source shares with its own parent.
         let fork = t.load(&principal, &id("f")).await.unwrap();
         let mut second = fork_session(&fork, Point::Position(2), id("g"), test.now()).unwrap();
-        second.save(t).await.unwrap();
+        second.save(&t.principal(ada())).await.unwrap();
         assert_eq!(texts(&t.load(&principal, &id("g")).await.unwrap()), raw(&turn_messages(1)[..2]));
-        assert_eq!(list_checkpoints(t, &principal, &x).await.unwrap().len(), 2);
-        let resumed = resume_session(t, &principal, &x, "turn-1").await.unwrap();
+        assert_eq!(t.principal(ada()).list_checkpoints(&x).await.unwrap().len(), 2);
+        let resumed = resume_session(&x, "turn-1", &t.principal(ada()), test.now()).await.unwrap();
         assert_eq!(resumed.messages.len(), 4);
         let checkpoints = make_checkpoints(&resumed.messages);
         let checkpoints: Vec<_> = checkpoints.iter().map(|c| (c.label.as_str(), c.position, c.auto)).collect();

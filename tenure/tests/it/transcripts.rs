@@ -68,3 +68,14 @@ async fn files_of_the_jsonl_store_are_transcripts_too() {
         assert_eq!(raw(&transcript.messages), texts(&t.load(&principal, &id(&name)).await.unwrap()), "{name}");
     }
 }
+
+/// A path that begins with `~` is in the home directory. The test reads the variable that it expects to be used.
+#[test]
+fn a_tilde_is_the_home_directory() {
+    let home = std::env::var("HOME").unwrap();
+    let missing = "~/no-such-directory-of-tenure/a.jsonl";
+    let error = read_transcript(missing).unwrap_err().to_string();
+    assert!(error.contains(&format!("{home}/no-such-directory-of-tenure/a.jsonl")), "{error}");
+    let error = iter_transcripts("~/no-such-directory-of-tenure").err().unwrap().to_string();
+    assert!(error.contains(&format!("{home}/no-such-directory-of-tenure")), "{error}");
+}

@@ -4,6 +4,8 @@
 use super::client::ChatConnection;
 use crate::app::AppState;
 use crate::error::{ApiError, ApiResult};
+use crate::headers::header_value;
+use crate::tools::python;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -64,8 +66,9 @@ pub(super) fn json_response(body: String) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
+/// Adds the header that names the response's session. An id that is not ASCII is encoded as in RFC 8187.
 pub(super) fn with_session(mut response: Response, id: &SessionId) -> Response {
-    if let Ok(value) = HeaderValue::from_str(id.as_str()) {
+    if let Ok(value) = HeaderValue::from_str(&header_value(id.as_str())) {
         response.headers_mut().insert("x-session-id", value);
     }
     response
@@ -148,8 +151,15 @@ fn tool_call_json(call: &ToolProgress) -> Value {
 /// empty delta.
 fn progress_event(call: &ToolProgress, started: &TurnStarted) -> Bytes {
     let phase = if call.content.is_some() { "complete" } else { "calling" };
-    let data =
-        json!({"tool_type": "custom", "arguments": call.arguments, "content": call.content, "cached": call.cached});
+    let tool_type = if call.tool == python::NAME { "code_execution" } else { "custom" };
+    let mut data =
+        json!({"tool_type": tool_type, "arguments": call.arguments, "content": call.content, "cached": call.cached});
+    if call.tool == python::NAME
+        && let Ok(Value::Object(arguments)) = serde_json::from_str(&call.arguments)
+        && let Some(code) = arguments.get("code")
+    {
+        data["code"] = code.clone();
+    }
     let choice = json!({"index": 0, "delta": {}, "finish_reason": null});
     let event = json!({
         "type": "agentic_tool_call_progress", "round": call.round, "tool_name": call.tool, "phase": phase, "data": data,

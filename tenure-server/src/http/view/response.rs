@@ -2,6 +2,7 @@
 
 use super::json::to_json;
 use super::session::SessionView;
+use crate::names::url_segment;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -34,7 +35,8 @@ pub fn json(status: StatusCode, seq: Option<Seq>, body: impl Into<Body>) -> Resp
 pub fn session(status: StatusCode, head: &Head) -> Response {
     let mut response = json(status, Some(head.seq), to_json(&SessionView::from(head)));
     if status == StatusCode::CREATED
-        && let Ok(location) = HeaderValue::from_str(&format!("/sessions/{}", head.info.session_id))
+        && let Ok(location) =
+            HeaderValue::from_str(&format!("/sessions/{}", url_segment(head.info.session_id.as_str())))
     {
         response.headers_mut().insert(header::LOCATION, location);
     }

@@ -43,6 +43,10 @@ pub struct SessionView {
     /// Arbitrary metadata.
     #[schema(value_type = Object)]
     pub metadata: Map<String, Value>,
+    /// The value of `metadata.context`, any JSON value; omitted if there is none.
+    #[serde(skip_serializing_if = "Value::is_null")]
+    #[schema(value_type = Object)]
+    pub context: Value,
     /// When it was created.
     #[schema(format = DateTime)]
     pub created_at: String,
@@ -103,6 +107,7 @@ impl From<&Head> for SessionView {
             display_title: None,
             tags: info.tags.clone(),
             metadata: info.metadata.clone(),
+            context: info.context().clone(),
             created_at: info.created_at.to_string(),
             updated_at: info.updated_at.to_string(),
             active_at: head.active_at.to_string(),

@@ -12,6 +12,7 @@ use crate::types::message::Message;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use serde_json::Value;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 impl<'a> Execution<'a> {
@@ -54,9 +55,10 @@ impl<'a> Execution<'a> {
             let progress = self.progress(job);
             self.send_event(RunEvent::Tool(progress)).await;
         }
-        let head = self.read_head().await?;
+        let (head, called_before) = self.read_state().await?;
         let concurrent = self.policy.parallel.max(1);
-        let futures: Vec<_> = jobs.iter().map(|job| self.tool_call(job, &head).execute()).collect();
+        let call = |job: &PendingCall| self.tool_call(job, &head, &called_before).execute();
+        let futures: Vec<_> = jobs.iter().map(call).collect();
         let mut waiting = futures.into_iter().enumerate();
         let mut running = FuturesUnordered::new();
         let mut results: Vec<Option<CallResult>> = jobs.iter().map(|_| None).collect();
@@ -104,17 +106,22 @@ impl<'a> Execution<'a> {
         }
     }
 
-    /// Reads the session's head as of the run's last commit. The calls do not read the session themselves: they
-    /// are not polled while a result is committed, and would then hold its lock.
-    async fn read_head(&self) -> Result<Arc<Head>> {
+    /// Reads the session's head as of the run's last commit, and the names of the tools that have a result in the loaded
+    /// part of the session, which contains at least what the model is shown. The calls do not read the session
+    /// themselves: they are not polled while a result is committed, and would then hold its lock.
+    async fn read_state(&self) -> Result<(Arc<Head>, HashSet<String>)> {
         let mut backoff = Backoff::new();
         loop {
             let engine = &self.context.tenure.engine;
-            let head = engine.read_cached_partial(&self.context.principal, &self.context.session_id, |session| {
-                Ok(Arc::new(session.head.clone()))
+            let state = engine.read_cached_partial(&self.context.principal, &self.context.session_id, |session| {
+                let results = session.messages.iter().filter_map(|m| m.message.tool_call_id());
+                let answered: HashSet<String> = results.collect();
+                let calls = session.messages.iter().flat_map(|m| m.message.tool_calls());
+                let called = calls.filter(|call| answered.contains(&call.id)).map(|call| call.name).collect();
+                Ok((Arc::new(session.head.clone()), called))
             });
-            if let Some(head) = backoff.unless_unavailable(head.await).await {
-                return head;
+            if let Some(state) = backoff.unless_unavailable(state.await).await {
+                return state;
             }
         }
     }
@@ -151,7 +158,7 @@ impl<'a> Execution<'a> {
 
     /// The execution of one call. It borrows nothing from the run, so events can be sent while it
     /// is polled.
-    fn tool_call(&self, job: &PendingCall, head: &Arc<Head>) -> ToolCall<'a> {
+    fn tool_call(&self, job: &PendingCall, head: &Arc<Head>, called_before: &HashSet<String>) -> ToolCall<'a> {
         ToolCall {
             head: head.clone(),
             tenure: self.context.tenure.clone(),
@@ -167,6 +174,7 @@ impl<'a> Execution<'a> {
             timeout: self.policy.tool_timeout,
             max_result_bytes: self.policy.max_result_bytes,
             pending: job.clone(),
+            called_before: called_before.contains(&job.call.name),
         }
     }
 }

@@ -39,6 +39,7 @@ pub(super) struct ToolCall<'a> {
     pub timeout: Duration,
     pub max_result_bytes: usize,
     pub pending: PendingCall,
+    pub called_before: bool,
 }
 
 /// The result of a tool call.
@@ -80,6 +81,7 @@ impl ToolCall<'_> {
             id: self.pending.call.id.clone(),
             tool: self.pending.call.name.clone(),
             arguments,
+            called_before: self.called_before,
         };
         let span = tracing::info_span!(
             target: "tenure::trace", "tool", otel.name = format!("execute_tool {}", invocation.tool),

@@ -51,6 +51,9 @@ pub struct Export {
     pub metadata: Map<String, Value>,
     /// The messages with their media, each as it was given.
     pub messages: Vec<Message>,
+    /// The time of each message, if the source has one. With a log, the times of its records are used instead.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub message_times: Vec<Option<Timestamp>>,
     /// Positions of system messages that replaced the instructions before them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[serde(rename = "lead")]
@@ -133,6 +136,7 @@ impl From<Session> for Export {
                 .filter(|i| session.messages[*i].replaces_instructions)
                 .collect(),
             checkpoints: checkpoints.collect(),
+            message_times: Vec::new(),
             messages: session.messages.into_iter().map(|m| m.message).collect(),
             log: Vec::new(),
             blobs: BTreeMap::new(),

@@ -150,7 +150,7 @@ impl Tenure {
 /// Makes the creation time of an imported session unique: a session that was purged and imported
 /// again must not be mistaken for the purged one, and sessions are distinguished by their creation
 /// time in microseconds. The milliseconds are preserved (D-092).
-fn unique_creation_time(at: Timestamp, now: Timestamp) -> Timestamp {
+pub(super) fn unique_creation_time(at: Timestamp, now: Timestamp) -> Timestamp {
     let micros = at.as_microsecond().div_euclid(1000) * 1000 + now.as_microsecond().rem_euclid(1000);
     Timestamp::from_microsecond(micros).unwrap_or(at)
 }

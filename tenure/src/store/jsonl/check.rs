@@ -9,7 +9,7 @@ use crate::store::jsonl::engine::{JsonlEngine, JsonlState};
 use crate::store::jsonl::paths::{self, FORMAT_FILE, LOCK_FILE, LogFile, NamedFile};
 use crate::store::jsonl::recover::{LogTail, replay};
 use crate::types::error::Result;
-use crate::types::id::{SessionKey, Tenant};
+use crate::types::id::Tenant;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -53,12 +53,13 @@ impl JsonlEngine {
         };
         for (name, path) in list(&paths::tenant_dir(&self.root, tenant))? {
             match paths::parse_file(&name) {
-                NamedFile::Session(_) if !known.contains(&path) && path.exists() => findings.push(unknown(&path)),
-                NamedFile::Discarded(session) => {
-                    let log_file = LogFile::session(&SessionKey { tenant: tenant.clone(), session });
-                    if !known.contains(&log_file.path(&self.root)) && path.exists() {
-                        findings.push(Finding::new(path.display(), "its session does not exist", REOPEN));
-                    }
+                NamedFile::Session(_) | NamedFile::TruncatedSession if !known.contains(&path) && path.exists() => {
+                    findings.push(unknown(&path))
+                }
+                NamedFile::Discarded { session_file }
+                    if !known.contains(&path.with_file_name(&session_file)) && path.exists() =>
+                {
+                    findings.push(Finding::new(path.display(), "its session does not exist", REOPEN));
                 }
                 NamedFile::Foreign if !(path.is_dir() && ["blobs", "namespaces"].contains(&&*name)) => stray.push(path),
                 _ => {}

@@ -103,7 +103,8 @@ impl JsonlEngine {
         commit.items.iter().for_each(|(namespace, item)| batch.item(namespace, item));
         commit.records.iter().for_each(|r| batch.record(r.seq, r.at, &r.entry.encode()));
         let implied = fold_head(stored, &new_head.key(), &commit.records);
-        let head = (implied.as_ref() != Some(&new_head)).then_some(&new_head);
+        let is_named_by_head = commit.base.is_none() && log_file.needs_head();
+        let head = (implied.as_ref() != Some(&new_head) || is_named_by_head).then_some(&new_head);
         let blobs: BTreeSet<_> = commit.blobs.iter().map(|b| b.id).collect();
         if !batch.is_empty() || head.is_some() || !blobs.is_empty() {
             let encoded = batch.finish(head, &blobs.into_iter().collect::<Vec<_>>());

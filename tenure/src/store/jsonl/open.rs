@@ -7,13 +7,13 @@ use super::file::{corrupt, io_error, remove_file, sync_dir, write_atomically};
 use crate::private_files;
 use crate::store::contract::{FORMAT, OpenRepair};
 use crate::store::item::{Namespace, Owner};
-use crate::store::jsonl::codec::LogLine;
+use crate::store::jsonl::codec::{CommitReader, LogLine, NextCommit, contains_commit};
 use crate::store::jsonl::engine::{Damage, JsonlState, SessionLog};
 use crate::store::jsonl::paths::{self, FORMAT_FILE, LOCK_FILE, LogFile, NamedFile};
 use crate::store::jsonl::recover::{LogTail, Recovered, replay};
 use crate::types::blob::BlobId;
 use crate::types::error::{Error, Result};
-use crate::types::id::{SessionKey, Tenant};
+use crate::types::id::{SessionId, SessionKey, Tenant};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader};
@@ -95,13 +95,24 @@ fn load_tenant(root: &Path, tenant: &Tenant, state: &mut JsonlState, repairs: &m
     for (name, path) in list(&paths::tenant_dir(root, tenant))? {
         match paths::parse_file(&name) {
             NamedFile::Session(id) => load_file(&path, LogFile::session(&key(id)), state, repairs)?,
-            NamedFile::Discarded(id) => discarded.push((key(id), path)),
+            NamedFile::TruncatedSession => match read_session_id(&path).map_err(|e| io_error(&path, e))? {
+                Some(id) if LogFile::session(&key(id.clone())).path(root) == path => {
+                    load_file(&path, LogFile::session(&key(id)), state, repairs)?;
+                }
+                None if !contains_commit(File::open(&path).map_err(|e| io_error(&path, e))?)
+                    .map_err(|e| io_error(&path, e))? =>
+                {
+                    remove_unfinished(&path, repairs)?;
+                }
+                _ => repairs.push(not_repaired(&path, "the file does not contain the id of its session")),
+            },
+            NamedFile::Discarded { session_file } => discarded.push((path.with_file_name(session_file), path)),
             NamedFile::Temporary => remove_file(&path).map_err(|e| io_error(&path, e))?,
             NamedFile::Foreign => {}
         }
     }
-    for (key, path) in discarded {
-        if state.index.head(&key).is_none() && !state.damaged.contains_key(&LogFile::session(&key)) {
+    for (session_file, path) in discarded {
+        if !session_file.exists() {
             remove_file(&path).map_err(|e| io_error(&path, e))?;
         }
     }
@@ -125,21 +136,16 @@ fn load_tenant(root: &Path, tenant: &Tenant, state: &mut JsonlState, repairs: &m
 fn load_file(path: &Path, log_file: LogFile, state: &mut JsonlState, repairs: &mut Vec<OpenRepair>) -> Result<()> {
     let io = |e: io::Error| io_error(path, e);
     let (contents, end) = replay(path, &log_file).map_err(io)?;
-    let mut repair =
-        |description: String| repairs.push(OpenRepair { location: path.display().to_string(), description });
     match end {
         LogTail::Clean if contents.len > 0 => register_file(log_file, contents, state),
         LogTail::Torn { bytes, line } if contents.len > 0 => {
             let file = OpenOptions::new().write(true).open(path).map_err(io)?;
             file.set_len(contents.len).and_then(|()| file.sync_all()).map_err(io)?;
-            repair(format!("truncated {bytes} bytes from line {line} on: an incomplete commit"));
+            let description = format!("truncated {bytes} bytes from line {line} on: an incomplete commit");
+            repairs.push(OpenRepair { location: path.display().to_string(), description });
             register_file(log_file, contents, state);
         }
-        LogTail::Clean | LogTail::Torn { .. } => {
-            let bytes = path.metadata().map_err(io)?.len();
-            remove_file(path).and_then(|()| path.parent().map_or(Ok(()), sync_dir)).map_err(io)?;
-            repair(format!("removed the file ({bytes} bytes): its first commit was incomplete"));
-        }
+        LogTail::Clean | LogTail::Torn { .. } => remove_unfinished(path, repairs)?,
         LogTail::Damaged { line, reason } => {
             let location = format!("{}:{line}", path.display());
             repairs.push(not_repaired(Path::new(&location), &reason));
@@ -151,6 +157,16 @@ fn load_file(path: &Path, log_file: LogFile, state: &mut JsonlState, repairs: &m
             state.damaged.insert(log_file, Damage { location, reason });
         }
     }
+    Ok(())
+}
+
+/// Removes a file without a complete commit.
+fn remove_unfinished(path: &Path, repairs: &mut Vec<OpenRepair>) -> Result<()> {
+    let io = |e: io::Error| io_error(path, e);
+    let bytes = path.metadata().map_err(io)?.len();
+    remove_file(path).and_then(|()| path.parent().map_or(Ok(()), sync_dir)).map_err(io)?;
+    let description = format!("removed the file ({bytes} bytes): its first commit was incomplete");
+    repairs.push(OpenRepair { location: path.display().to_string(), description });
     Ok(())
 }
 
@@ -192,6 +208,17 @@ fn read_owner_line(path: &Path) -> Option<Owner> {
     let mut line = Vec::new();
     BufReader::new(File::open(path).ok()?).read_until(b'\n', &mut line).ok()?;
     paths::parse_owner(&LogLine::parse(&line).ok()?.owner?)
+}
+
+/// Reads the id of a session from the last head in its file, whose name is truncated.
+fn read_session_id(path: &Path) -> io::Result<Option<SessionId>> {
+    let mut commits = CommitReader::new(File::open(path)?);
+    let mut id = None;
+    while commits.next()? == NextCommit::Valid {
+        let heads = commits.lines().filter_map(|line| LogLine::parse(line).ok()?.head);
+        id = heads.last().map(|head| head.info.session_id).or(id);
+    }
+    Ok(id)
 }
 
 /// Lists a directory by name. A directory that does not exist is empty.

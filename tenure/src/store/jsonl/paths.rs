@@ -3,6 +3,9 @@
 
 use crate::store::item::{Namespace, Owner};
 use crate::types::blob::BlobId;
+use crate::types::file_name::{
+    DISCARDED_SUFFIX, decode_file_name, decode_session_file_name, file_name, is_truncated, session_file_name,
+};
 use crate::types::id::{SessionId, SessionKey, Tenant};
 use std::path::{Path, PathBuf};
 
@@ -14,10 +17,6 @@ pub(super) const LOCK_FILE: &str = "lock";
 pub(super) const TEMPORARY: &str = ".tmp";
 
 const JSONL_SUFFIX: &str = ".jsonl";
-const DISCARDED_SUFFIX: &str = ".discarded";
-/// Maximum length of a file name in bytes. Longer names are truncated and get a hash; file systems
-/// allow up to 255 bytes.
-const MAX_NAME: usize = 200;
 
 /// The owner of a JSONL file: a session, or the namespaces of a user, group or tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -29,7 +28,12 @@ pub(super) struct LogFile {
 /// The kind of a file in a tenant's directory, by its name.
 pub(super) enum NamedFile {
     Session(SessionId),
-    Discarded(SessionId),
+    /// A session whose name is truncated. Its id is in the last head of the file.
+    TruncatedSession,
+    /// The discarded messages of the session with this file.
+    Discarded {
+        session_file: String,
+    },
     Temporary,
     Foreign,
 }
@@ -62,10 +66,15 @@ impl LogFile {
     /// Returns the path of the file.
     pub fn path(&self, root: &Path) -> PathBuf {
         let name = match &self.owner {
-            Owner::Session(id) => session_name(id),
-            other => owner_name(other),
+            Owner::Session(id) => session_file_name(id),
+            other => file_name(&other.to_string()),
         };
         self.dir(root).join(name + JSONL_SUFFIX)
+    }
+
+    /// Returns true if the file's name does not contain the whole id of its session, so that the file has to.
+    pub fn needs_head(&self) -> bool {
+        matches!(&self.owner, Owner::Session(id) if is_truncated(&session_file_name(id)))
     }
 }
 
@@ -74,7 +83,7 @@ pub(super) fn tenant_dir(root: &Path, tenant: &Tenant) -> PathBuf {
     match name {
         // Escapes a tenant whose name is that of a file of the store itself.
         FORMAT_FILE | LOCK_FILE | "format.tmp" => root.join(format!("%{:02X}{}", name.as_bytes()[0], &name[1..])),
-        _ => root.join(name),
+        _ => root.join(file_name(name)),
     }
 }
 
@@ -92,12 +101,14 @@ pub(super) fn blob_file(root: &Path, tenant: &Tenant, id: BlobId) -> PathBuf {
 
 /// Returns the path of the human-readable file with the messages that rewinds discarded.
 pub(super) fn discarded_file(root: &Path, key: &SessionKey) -> PathBuf {
-    tenant_dir(root, &key.tenant).join(session_name(&key.session) + DISCARDED_SUFFIX + JSONL_SUFFIX)
+    tenant_dir(root, &key.tenant).join(session_file_name(&key.session) + DISCARDED_SUFFIX + JSONL_SUFFIX)
 }
 
 /// Parses the name of a tenant's directory.
 pub(super) fn parse_tenant(root: &Path, name: &str) -> Option<Tenant> {
-    let tenant = Tenant::new(unescape(name)?).ok()?;
+    let tenant = [FORMAT_FILE, LOCK_FILE, "format.tmp"].into_iter().filter_map(|t| Tenant::new(t).ok());
+    let escaped = tenant.into_iter().find(|tenant| tenant_dir(root, tenant) == root.join(name));
+    let tenant = escaped.or_else(|| Tenant::new(decode_file_name(name)?).ok())?;
     (tenant_dir(root, &tenant) == root.join(name)).then_some(tenant)
 }
 
@@ -106,11 +117,16 @@ pub(super) fn parse_file(name: &str) -> NamedFile {
     if name.ends_with(TEMPORARY) {
         return NamedFile::Temporary;
     }
-    let session = |name: &str| SessionId::new(unescape(name)?).ok().filter(|id| session_name(id) == name);
     let Some(stem) = name.strip_suffix(JSONL_SUFFIX) else { return NamedFile::Foreign };
-    match stem.strip_suffix(DISCARDED_SUFFIX) {
-        Some(stem) => session(stem).map_or(NamedFile::Foreign, NamedFile::Discarded),
-        None => session(stem).map_or(NamedFile::Foreign, NamedFile::Session),
+    if let Some(session) = stem.strip_suffix(DISCARDED_SUFFIX) {
+        let is_session = is_truncated(session) || decode_session_file_name(session).is_some();
+        let session_file = session.to_owned() + JSONL_SUFFIX;
+        return if is_session { NamedFile::Discarded { session_file } } else { NamedFile::Foreign };
+    }
+    match decode_session_file_name(stem) {
+        Some(id) => NamedFile::Session(id),
+        None if is_truncated(stem) => NamedFile::TruncatedSession,
+        None => NamedFile::Foreign,
     }
 }
 
@@ -118,48 +134,12 @@ pub(super) fn parse_file(name: &str) -> NamedFile {
 /// in the first line.
 pub(super) fn parse_namespace_file(name: &str) -> Option<Owner> {
     let name = name.strip_suffix(JSONL_SUFFIX)?;
-    parse_owner(&unescape(name)?).filter(|owner| owner_name(owner) == name)
+    parse_owner(&decode_file_name(name)?)
 }
 
 /// Parses the owner from the first line of an item file.
 pub(super) fn parse_owner(text: &str) -> Option<Owner> {
     Owner::parse(text).filter(|owner| !matches!(owner, Owner::Session(_)))
-}
-
-/// Returns a session's id as a file name. Only a suffix that would make it the name of another
-/// session's discarded messages is escaped.
-fn session_name(id: &SessionId) -> String {
-    match id.as_str().strip_suffix(DISCARDED_SUFFIX) {
-        Some(start) => format!("{start}%2E{}", &DISCARDED_SUFFIX[1..]),
-        None => id.to_string(),
-    }
-}
-
-/// Returns an owner as a file name: everything but letters, digits, `_` and `-` is escaped.
-fn owner_name(owner: &Owner) -> String {
-    let owner = owner.to_string();
-    let mut name = String::new();
-    for byte in owner.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-' => name.push(byte.into()),
-            other => name.push_str(&format!("%{other:02X}")),
-        }
-    }
-    if name.len() > MAX_NAME {
-        name.truncate(MAX_NAME - 65);
-        name.push_str(&format!("~{}", blake3::hash(owner.as_bytes()).to_hex()));
-    }
-    name
-}
-
-fn unescape(name: &str) -> Option<String> {
-    let mut parts = name.split('%');
-    let mut bytes = parts.next()?.as_bytes().to_vec();
-    for part in parts {
-        bytes.push(u8::from_str_radix(part.get(..2)?, 16).ok()?);
-        bytes.extend_from_slice(&part.as_bytes()[2..]);
-    }
-    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]
@@ -181,21 +161,43 @@ mod tests {
             "a:b",
             "blobs",
             "x.discarded.jsonl",
+            "A",
+            "user@example.com",
+            "a/b",
+            "..",
+            "con",
+            "%2e",
         ] {
             let key = SessionKey { tenant: tenant.clone(), session: SessionId::new(id).unwrap() };
             let file = LogFile::session(&key).path(root);
             let discarded = discarded_file(root, &key);
             let name = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
             assert!(matches!(parse_file(&name(&file)), NamedFile::Session(id) if id == key.session), "{id}");
-            assert!(matches!(parse_file(&name(&discarded)), NamedFile::Discarded(id) if id == key.session), "{id}");
+            let of_session =
+                |parsed| matches!(parsed, NamedFile::Discarded { session_file } if session_file == name(&file));
+            assert!(of_session(parse_file(&name(&discarded))), "{id}");
             assert!(files.insert(file) && files.insert(discarded), "{id} shares a file");
         }
     }
 
     #[test]
+    fn the_file_of_a_long_id_does_not_contain_it() {
+        let root = Path::new("/r");
+        let of = |id: String| SessionKey { tenant: Tenant::default(), session: SessionId::new(id).unwrap() };
+        let key = of("会".repeat(128));
+        let file = LogFile::session(&key);
+        let name = file.path(root).file_name().unwrap().to_str().unwrap().to_owned();
+        assert!(file.needs_head() && matches!(parse_file(&name), NamedFile::TruncatedSession));
+        let discarded = discarded_file(root, &key).file_name().unwrap().to_str().unwrap().to_owned();
+        assert!(discarded.len() < 255);
+        assert!(matches!(parse_file(&discarded), NamedFile::Discarded { session_file } if session_file == name));
+        assert!(!LogFile::session(&of("a".repeat(128))).needs_head());
+    }
+
+    #[test]
     fn a_tenant_may_have_any_name() {
         let root = Path::new("/r");
-        for name in ["default", "lock", "format", "format.tmp", "a..b", "lock.tmp"] {
+        for name in ["default", "lock", "format", "format.tmp", "a..b", "lock.tmp", "Lock", "nul", "a:b"] {
             let tenant = Tenant::new(name).unwrap();
             let dir = tenant_dir(root, &tenant);
             assert!(![root.join(FORMAT_FILE), root.join(LOCK_FILE)].contains(&dir));
@@ -212,7 +214,7 @@ mod tests {
         let log_file = |owner| LogFile { tenant: Tenant::default(), owner };
         let file = |owner| log_file(owner).path(root).to_str().unwrap().to_owned();
         assert_eq!(file(Owner::Tenant), "/r/default/namespaces/tenant.jsonl");
-        assert_eq!(file(Owner::User("../é".try_into().unwrap())), "/r/default/namespaces/user%2F%2E%2E%2F%C3%A9.jsonl");
+        assert_eq!(file(Owner::User("../é".try_into().unwrap())), "/r/default/namespaces/user%2F..%2F%C3%A9.jsonl");
         let long = |end: &str| file(Owner::Group("é".repeat(500) + end));
         assert_ne!(long("a"), long("b"));
         assert!(long("a").len() < 255);

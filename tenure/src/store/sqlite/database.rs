@@ -4,6 +4,7 @@
 //! Invariant: every connection of an open store is in WAL mode with `secure_delete`, and has
 //! `synchronous = FULL` except for transactions that may be lost.
 
+use crate::home::expand_home;
 use crate::private_files;
 use crate::store::contract::FORMAT;
 use crate::store::sqlite::fault::{StoreFault, StoreResult};
@@ -76,6 +77,9 @@ impl Database {
                 "sqlite: needs the name of a file; without one, use the store `memory:`",
             ));
         }
+        // The path of a home directory that is not UTF-8 cannot be used; then the path stays as it is.
+        let expanded = expand_home(file);
+        let file = expanded.to_str().unwrap_or(file);
         let directory = Path::new(file).parent().filter(|d| !d.as_os_str().is_empty());
         if let Some(directory) = directory.filter(|d| !d.is_dir()) {
             let message = format!("there is no directory {directory:?} for the SQLite file; create it first");
