@@ -6,12 +6,21 @@
 //! (D-094). A session that cannot be parsed is an error that names the path of the problem, and
 //! does not prevent the import of the others.
 
+#[cfg(feature = "sqlite")]
+mod adk;
 mod builder;
+mod chatgpt;
 mod claude_code;
+#[cfg(feature = "sqlite")]
+mod database;
 mod detect;
 pub(crate) mod imported;
+#[cfg(feature = "sqlite")]
+mod langgraph;
 mod mistralrs;
 mod mistralrs_export;
+#[cfg(feature = "sqlite")]
+mod msgpack;
 mod openai_responses;
 mod raw_json;
 mod tenure;
@@ -21,7 +30,7 @@ mod openai_agents;
 
 use crate::import::imported::{FORMATS, prefix_location};
 #[cfg(feature = "sqlite")]
-pub use openai_agents::read_agents_db;
+pub use database::read_database;
 pub use imported::{ImportFormat, ImportedSession, SkippedPart};
 pub use mistralrs_export::{to_mistralrs, to_mistralrs_tagged};
 
@@ -49,6 +58,7 @@ pub fn read(text: &str, hint: Option<ImportFormat>) -> Result<Vec<Result<Importe
     Ok(match format {
         ImportFormat::ClaudeCode => claude_code::read(&docs),
         ImportFormat::Responses => vec![openai_responses::read(&docs)],
+        ImportFormat::ChatGpt => docs.iter().map(chatgpt::read).collect(),
         // Each document is a session.
         _ if docs.iter().any(|d| d.has("messages")) => {
             let format_of = |d: &Document<'_>| hint.or_else(|| detect::detect_document_format(d)).unwrap_or(format);

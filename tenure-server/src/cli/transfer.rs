@@ -56,7 +56,7 @@ pub struct ImportArgs {
     /// Files, directories, or - for standard input
     #[arg(required = true)]
     paths: Vec<PathBuf>,
-    /// The format, instead of detecting it: tenure, openai, mistralrs, claude-code, responses
+    /// The format, instead of detecting it: tenure, openai, mistralrs, claude-code, responses, chatgpt
     #[arg(long, value_name = "FORM", value_parser = parse_format)]
     format: Option<import::ImportFormat>,
     /// The id of the session, if there is only one
@@ -253,7 +253,7 @@ fn read(file: &Path, format: Option<import::ImportFormat>) -> tenure::Result<Vec
     }
     if bytes.starts_with(b"SQLite format 3\0") {
         drop(bytes);
-        return import::read_agents_db(file);
+        return import::read_database(file);
     }
     let text = String::from_utf8(bytes).map_err(|_| tenure::Error::invalid("", "it is not text (UTF-8)"))?;
     import::read(&text, format)

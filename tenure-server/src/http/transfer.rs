@@ -164,7 +164,7 @@ pub(super) fn skipped_parts(id: &SessionId, imported: &ImportedSession) -> Vec<L
     post, path = "/sessions/import", tag = "transfer", operation_id = "import_sessions",
     params(
         ("id" = Option<String>, Query, description = "The id of the new session, if the body is a single session"),
-        ("format" = Option<String>, Query, description = "`tenure`, `openai`, `mistralrs`, `claude-code` or `responses`"),
+        ("format" = Option<String>, Query, description = "`tenure`, `openai`, `mistralrs`, `claude-code`, `responses` or `chatgpt`"),
     ),
     request_body(content((Object = "application/json"), (String = "application/jsonl"))),
     responses(

@@ -3,6 +3,7 @@
 use crate::import::raw_json::quoted;
 use crate::types::error::Result;
 use crate::types::message::Message;
+use jiff::Timestamp;
 use std::collections::BTreeSet;
 
 /// A part of a message's content.
@@ -17,6 +18,14 @@ impl ImportedPart {
     /// An image part with a URL.
     pub fn image(url: &str) -> Self {
         ImportedPart::Json(format!(r#"{{"type":"image_url","image_url":{{"url":{}}}}}"#, quoted(url)))
+    }
+
+    /// The text, if the part is one.
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            ImportedPart::Text(text) => Some(text),
+            ImportedPart::Json(_) => None,
+        }
     }
 
     fn json(&self) -> String {
@@ -67,6 +76,8 @@ pub(super) struct MessageBuilder {
     pub answered_call: Option<String>,
     /// The text with which the model refused to answer.
     pub refusal: Option<String>,
+    /// The original time.
+    pub time: Option<Timestamp>,
 }
 
 impl MessageBuilder {
@@ -104,8 +115,9 @@ impl MessageBuilder {
     }
 }
 
-/// Converts to messages. Tool results that follow their calls are sorted by the order of the calls.
-pub(super) fn messages(mut drafts: Vec<MessageBuilder>) -> Result<Vec<Message>> {
+/// Converts to messages, and their times if any of them has one. Tool results that follow their calls are sorted by the
+/// order of the calls.
+pub(super) fn timed_messages(mut drafts: Vec<MessageBuilder>) -> Result<(Vec<Message>, Vec<Option<Timestamp>>)> {
     let mut start = 0;
     while start < drafts.len() {
         let order: Vec<String> = drafts[start].calls.iter().map(|c| c.id.clone()).collect();
@@ -116,7 +128,10 @@ pub(super) fn messages(mut drafts: Vec<MessageBuilder>) -> Result<Vec<Message>> 
         drafts[start + 1..start + 1 + results].sort_by_key(call_position);
         start += 1 + results;
     }
-    drafts.iter().map(MessageBuilder::message).collect()
+    let messages = drafts.iter().map(MessageBuilder::message).collect::<Result<_>>()?;
+    let has_times = drafts.iter().any(|draft| draft.time.is_some());
+    let times = if has_times { drafts.iter().map(|draft| draft.time).collect() } else { Vec::new() };
+    Ok((messages, times))
 }
 
 /// The names of fields that cannot be represented in a session, deduplicated, so that they are

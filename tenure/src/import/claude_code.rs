@@ -5,7 +5,7 @@
 //! it in the order of the calls. Where a question was asked again from the same parent, only the
 //! last one counts (D-097). Lines for the program's own use are skipped and listed.
 
-use crate::import::builder::{Bookkeeping, ImportedCall, ImportedPart, MessageBuilder, messages};
+use crate::import::builder::{Bookkeeping, ImportedCall, ImportedPart, MessageBuilder, timed_messages};
 use crate::import::detect::Document;
 use crate::import::imported::{ImportFormat, ImportedSession, SkippedPart};
 use crate::import::raw_json::{items, quoted, string};
@@ -104,7 +104,7 @@ fn session(id: &str, lines: &[ClaudeLine<'_>]) -> Result<ImportedSession> {
         Err(_) if id.is_empty() => {}
         Err(e) => skipped.push(SkippedPart::new("sessionId", format!("{e}; a new session id is generated"))),
     }
-    export.messages = messages(reader.drafts)?;
+    (export.messages, export.message_times) = timed_messages(reader.drafts)?;
     skipped.extend(reader.fields.into_skipped("every line"));
     Ok(ImportedSession { format: ImportFormat::ClaudeCode, export, skipped })
 }
@@ -200,6 +200,9 @@ impl ClaudeReader {
                 return Err(Error::invalid(path, "content must be a string or a list of blocks"));
             }
         }
+        let time = line.fields.text("timestamp").and_then(|time| time.parse().ok());
+        draft.time = time;
+        results.iter_mut().for_each(|result| result.time = time);
         self.add(line, message.text("id"), draft, results);
         Ok(())
     }

@@ -77,6 +77,18 @@ pub(super) fn split(text: &str) -> Result<Vec<Document<'_>>> {
     }
 }
 
+/// A page of a list of OpenAI's API: `{"object": "list", "data": […], "has_more": …}`.
+pub(super) struct ListPage<'a> {
+    pub items: Vec<&'a str>,
+    pub has_more: bool,
+}
+
+/// Reads a document as a page of a list, such as the items of a conversation. `None` if it is not one.
+pub(super) fn list_page<'a>(doc: &Document<'a>) -> Option<ListPage<'a>> {
+    let fields = doc.fields().filter(|f| f.text("object").as_deref() == Some("list"))?;
+    Some(ListPage { items: items(fields.get("data")?)?, has_more: fields.is_true("has_more") })
+}
+
 /// Detects the format of a text. `None` means that it is unknown.
 pub(super) fn detect_format(docs: &[Document<'_>]) -> Option<ImportFormat> {
     let mut kinds = docs.iter().filter_map(detect_document_format);
@@ -92,6 +104,13 @@ pub(super) fn detect_format(docs: &[Document<'_>]) -> Option<ImportFormat> {
 pub(super) fn detect_document_format(doc: &Document<'_>) -> Option<ImportFormat> {
     let fields = doc.fields()?;
     let has = |name: &str| fields.get(name).is_some();
+    if fields.object("mapping").is_some() {
+        return Some(ImportFormat::ChatGpt);
+    }
+    if let Some(list) = list_page(doc) {
+        let is_item = |raw: &&str| detect_document_format(&Document { path: doc.path, raw }).is_some();
+        return list.items.first().is_none_or(is_item).then_some(ImportFormat::Responses);
+    }
     if let Some(messages) = fields.get("messages") {
         let has_media_lists =
             ["images", "videos", "files"].into_iter().any(|l| fields.get(l).is_some_and(|v| items(v).is_some()));

@@ -28,14 +28,25 @@ pub enum ImportFormat {
     /// Items of OpenAI's Responses API, a list or one per line, as OpenAI's Agents SDK stores them.
     #[serde(rename = "responses")]
     Responses,
+    /// A data export of ChatGPT (`conversations.json`).
+    #[serde(rename = "chatgpt")]
+    ChatGpt,
+    /// A checkpoint database of LangGraph, SQLite.
+    #[serde(rename = "langgraph")]
+    LangGraph,
+    /// A session database of Google's Agent Development Kit, SQLite.
+    #[serde(rename = "adk")]
+    Adk,
 }
 
-pub(crate) const FORMATS: [ImportFormat; 5] = [
+/// The formats that are text. Databases are detected by their tables.
+pub(crate) const FORMATS: [ImportFormat; 6] = [
     ImportFormat::Tenure,
     ImportFormat::OpenAi,
     ImportFormat::MistralRs,
     ImportFormat::ClaudeCode,
     ImportFormat::Responses,
+    ImportFormat::ChatGpt,
 ];
 
 impl ImportFormat {
@@ -47,6 +58,9 @@ impl ImportFormat {
             ImportFormat::MistralRs => "mistralrs",
             ImportFormat::ClaudeCode => "claude-code",
             ImportFormat::Responses => "responses",
+            ImportFormat::ChatGpt => "chatgpt",
+            ImportFormat::LangGraph => "langgraph",
+            ImportFormat::Adk => "adk",
         }
     }
 }

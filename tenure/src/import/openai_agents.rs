@@ -6,28 +6,12 @@ use crate::import::openai_responses::ResponsesReader;
 use crate::types::error::{Error, Result};
 use crate::types::id::SessionId;
 use jiff::Timestamp;
-use rusqlite::{Connection, OpenFlags};
-use std::path::Path;
+use rusqlite::Connection;
 
-/// Reads the sessions of a database that the Agents SDK wrote (`SQLiteSession`), oldest first. The
-/// file is opened read-only; the call blocks during the read. As with [`read`](super::read), an
-/// invalid session does not affect the others.
-pub fn read_agents_db(path: impl AsRef<Path>) -> Result<Vec<Result<ImportedSession>>> {
-    let path = path.as_ref();
-    let to_error = |e: rusqlite::Error| match e.sqlite_error_code() {
-        None | Some(rusqlite::ErrorCode::NotADatabase | rusqlite::ErrorCode::Unknown) => Error::invalid(
-            "",
-            format!(
-                "{} is not a database of the Agents SDK (tables agent_sessions, agent_messages): {e}",
-                path.display()
-            ),
-        ),
-        _ => Error::unavailable(format!("{}: {e}", path.display())).with_source(e),
-    };
-    let db = open(path).map_err(to_error)?;
+/// Reads the sessions, oldest first.
+pub(super) fn read(db: &Connection) -> rusqlite::Result<Vec<Result<ImportedSession>>> {
     let branched = db.prepare("SELECT branch_id, message_id FROM message_structure").is_ok();
-    let sessions = sessions(&db).map_err(to_error)?;
-    sessions.into_iter().map(|row| Ok(session(&row, items(&db, &row.id, branched).map_err(to_error)?))).collect()
+    sessions(db)?.into_iter().map(|row| Ok(session(&row, items(db, &row.id, branched)?))).collect()
 }
 
 /// A row of `agent_sessions`.
@@ -37,18 +21,12 @@ struct AgentsRow {
     updated_at: Option<Timestamp>,
 }
 
-/// The id of an item, its text, and whether it is on the main branch.
-type AgentsItem = (i64, Option<String>, bool);
+/// The id of an item, its text, whether it is on the main branch, and its time.
+type AgentsItem = (i64, Option<String>, bool, Option<String>);
 
-/// Opens the database read-only. Without a write-ahead log the file is complete, and is opened as
-/// immutable, which also works in a read-only directory.
-fn open(path: &Path) -> rusqlite::Result<Connection> {
-    let mut wal = path.as_os_str().to_owned();
-    wal.push("-wal");
-    let has_no_wal = std::fs::metadata(&wal).map_or(true, |m| m.len() == 0);
-    let name = path.to_string_lossy().replace('%', "%25").replace('?', "%3f").replace('#', "%23");
-    let uri = format!("file:{name}?mode=ro{}", if has_no_wal { "&immutable=1" } else { "" });
-    Connection::open_with_flags(uri, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI)
+/// Parses a time of SQLite, in UTC.
+fn time(text: Option<String>) -> Option<Timestamp> {
+    format!("{}Z", text?.replace(' ', "T")).parse().ok()
 }
 
 fn sessions(db: &Connection) -> rusqlite::Result<Vec<AgentsRow>> {
@@ -60,7 +38,6 @@ fn sessions(db: &Connection) -> rusqlite::Result<Vec<AgentsRow>> {
          WHERE session_id NOT IN (SELECT session_id FROM agent_sessions) GROUP BY session_id
          ORDER BY 2, 1",
     )?;
-    let time = |t: Option<String>| t.and_then(|t| format!("{}Z", t.replace(' ', "T")).parse().ok());
     let rows = rows.query_map([], |r| {
         Ok(AgentsRow { id: r.get(0)?, created_at: time(r.get(1).ok()), updated_at: time(r.get(2).ok()) })
     })?;
@@ -73,20 +50,21 @@ fn items(db: &Connection, session: &str, branched: bool) -> rusqlite::Result<Vec
     } else {
         "1"
     };
-    let sql = format!("SELECT id, message_data, {main} FROM agent_messages m WHERE session_id = ?1 ORDER BY id");
+    let sql =
+        format!("SELECT id, message_data, {main}, created_at FROM agent_messages m WHERE session_id = ?1 ORDER BY id");
     let mut rows = db.prepare(&sql)?;
-    let rows = rows.query_map([session], |r| Ok((r.get(0)?, r.get(1).ok(), r.get(2)?)))?;
+    let rows = rows.query_map([session], |r| Ok((r.get(0)?, r.get(1).ok(), r.get(2)?, r.get(3).ok())))?;
     rows.collect()
 }
 
 fn session(row: &AgentsRow, items: Vec<AgentsItem>) -> Result<ImportedSession> {
     let mut reader = ResponsesReader::default();
     let mut other_items = 0;
-    for (id, data, main) in items {
+    for (id, data, main, at) in items {
         let location = format!("session {:.40}, item {id}", row.id);
         let not_text = || Error::invalid(&*location, "the item is not text");
         if main {
-            reader.item(&data.ok_or_else(not_text)?, &location)?;
+            reader.item_at(&data.ok_or_else(not_text)?, &location, time(at))?;
         } else {
             other_items += 1;
         }

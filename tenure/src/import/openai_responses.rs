@@ -1,13 +1,14 @@
 //! Reads items of OpenAI's Responses API, where messages, calls and results are separate items.
 
-use crate::import::builder::{Bookkeeping, ImportedCall, ImportedPart, MessageBuilder, messages};
-use crate::import::detect::Document;
+use crate::import::builder::{Bookkeeping, ImportedCall, ImportedPart, MessageBuilder, timed_messages};
+use crate::import::detect::{Document, list_page};
 use crate::import::imported::{ImportFormat, ImportedSession, SkippedPart, prefix_location};
 use crate::import::raw_json::{items, quoted, string};
 use crate::session::transfer::export::Export;
 use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 use crate::types::raw_object::RawObjectRef;
+use jiff::Timestamp;
 
 /// The known fields of an item, which are not listed as skipped.
 const ITEM_FIELDS: [&str; 8] = ["type", "role", "content", "call_id", "name", "arguments", "input", "output"];
@@ -15,6 +16,17 @@ const ITEM_FIELDS: [&str; 8] = ["type", "role", "content", "call_id", "name", "a
 /// Reads one session from its items.
 pub(super) fn read(docs: &[Document<'_>]) -> Result<ImportedSession> {
     let mut reader = ResponsesReader::default();
+    if let [page] = docs
+        && let Some(list) = list_page(page)
+    {
+        for (i, raw) in list.items.iter().enumerate() {
+            reader.item(raw, &format!("data[{i}]"))?;
+        }
+        if list.has_more {
+            reader.skipped.push(SkippedPart::new("has_more", "further pages of the list, which are not in this file"));
+        }
+        return reader.finish();
+    }
     for doc in docs {
         reader.item(doc.raw, &doc.location("items"))?;
     }
@@ -32,7 +44,8 @@ pub(super) struct ResponsesReader {
 impl ResponsesReader {
     /// The converted session.
     pub fn finish(self) -> Result<ImportedSession> {
-        let export = Export { messages: messages(self.drafts)?, ..Export::default() };
+        let (messages, message_times) = timed_messages(self.drafts)?;
+        let export = Export { messages, message_times, ..Export::default() };
         let skipped = self.skipped.into_iter().chain(self.fields.into_skipped("every item")).collect();
         Ok(ImportedSession { format: ImportFormat::Responses, export, skipped })
     }
@@ -40,6 +53,14 @@ impl ResponsesReader {
     /// Converts the next item.
     pub fn item(&mut self, raw: &str, location: &str) -> Result<()> {
         self.convert(raw, location).map_err(|e| prefix_location(location, e))
+    }
+
+    /// Converts the next item, which has a time.
+    pub fn item_at(&mut self, raw: &str, location: &str, time: Option<Timestamp>) -> Result<()> {
+        let before = self.drafts.len();
+        self.item(raw, location)?;
+        self.drafts[before..].iter_mut().for_each(|draft| draft.time = time);
+        Ok(())
     }
 
     fn convert(&mut self, raw: &str, location: &str) -> Result<()> {
