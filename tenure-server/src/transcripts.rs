@@ -414,6 +414,12 @@ mod tests {
     }
 
     #[test]
+    fn a_tilde_in_the_configuration_is_the_home_directory() {
+        let config = Config::parse("transcripts: {dir: '~/transcripts'}").unwrap();
+        assert_eq!(TranscriptWriter::new(&config).dir, Some(expand_home("~").join("transcripts")));
+    }
+
+    #[test]
     fn only_the_parts_of_a_file_are_removed_with_it() {
         let dir = tempfile::tempdir().unwrap();
         let names = ["a.jsonl", "a.jsonl.1f.part", "a.jsonl.b.jsonl", "a.jsonl.b.part.jsonl", "ab.jsonl"];

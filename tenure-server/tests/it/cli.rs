@@ -436,18 +436,16 @@ fn export_and_import() {
     tenure(dir, &[&b[..], &["import", "out", "--id", "mine"]].concat()).fails(1, "--id applies to a single session");
 }
 
-/// `~` in a store's URL and in configured directories is the home directory.
+/// `~` in a store's URL is the home directory.
 #[test]
 fn a_tilde_is_the_home_directory() {
     let (dir, home) = (temp(), temp());
-    std::fs::write(dir.path().join("tenure.yaml"), "transcripts: {dir: '~/transcripts', live: true}").unwrap();
     for (store, file) in [("sqlite:~/x.db", "x.db"), ("jsonl:~/files", "files/format")] {
         let mut command = command(dir.path(), &["--store", store, "chat", "one"]);
         command.env("HOME", home.path());
         run_with_input(command, "hello\n").ok();
         assert!(home.path().join(file).exists(), "{store}");
     }
-    assert!(home.path().join("transcripts").is_dir());
     assert!(!dir.path().join("~").exists());
 }
 

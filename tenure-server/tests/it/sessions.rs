@@ -117,7 +117,7 @@ async fn invalid_input_is_refused_and_changes_nothing() {
         ("PATCH", "/sessions/a", r#"{"metadata": null}"#, 400, "metadata"),
         ("PATCH", "/sessions/a", r#"{"title": 1}"#, 400, "title"),
         ("PATCH", "/sessions/a", r#"{"seq": 1}"#, 400, "seq"),
-        ("PATCH", "/sessions/.a", "{}", 400, "session_id"),
+        ("PATCH", "/sessions/%20a", "{}", 400, "session_id"),
         ("PATCH", "/sessions/b", "{}", 404, ""),
         ("GET", "/sessions/a?include=cache,all", "", 400, "include"),
         ("GET", "/sessions/a?inclued=cache", "", 400, "inclued"),
