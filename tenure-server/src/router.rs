@@ -6,8 +6,8 @@ use crate::auth::rate_limit::{self, ResponseHeaders};
 use crate::error::ApiError;
 use crate::headers::{header_hint, header_text};
 use crate::http::{
-    assistants, audit, backup, cache, chat, checkpoints, compact, keys, memories, messages, models, operations, reviews, runs,
-    schedules, search, sessions, sessions_v1, threads, transfer, users,
+    assistants, audit, backup, cache, chat, checkpoints, compact, keys, memories, messages, models, operations,
+    reviews, runs, schedules, search, sessions, sessions_v1, threads, transfer, users,
 };
 use crate::observability::telemetry;
 use axum::Router;

@@ -178,6 +178,7 @@ pub fn sweep(report: &tenure::maintenance::SweepReport, elapsed: Duration) {
         ("expired", report.expired.len()),
         ("evicted", report.evicted.len()),
         ("purged", report.purged.len()),
+        ("resumed", report.resumed.len()),
         ("items", report.items),
         ("failed", report.failed.len()),
     ] {

@@ -47,6 +47,11 @@ use std::time::Duration;
 impl OpenRun {
     /// Executes the run and commits every step. A client that disconnects does not stop it (D-049).
     pub async fn execute(self, executors: Executors<'_>) -> Result<TurnOutcome, TurnError> {
+        // Boxed, because futures of callers contain it and would be large.
+        Box::pin(self.execute_boxed(executors)).await
+    }
+
+    async fn execute_boxed(self, executors: Executors<'_>) -> Result<TurnOutcome, TurnError> {
         let OpenRun { mut turn_guard, context } = self;
         let had_receiver = executors.events.is_some();
         let mut execution = Execution::new(context, executors);
@@ -57,7 +62,7 @@ impl OpenRun {
         let time = execution.time_left();
         let lease_state = execution.lease_state.clone();
         let result = tokio::select! {
-            result = execution.execute_steps() => result,
+            result = Box::pin(execution.execute_steps()) => result,
             reason = turn_guard.stopped() => Err(match reason {
                 StopReason::Interrupted => TurnError::Stopped,
                 StopReason::Cancelled => TurnError::Cancelled,
@@ -279,7 +284,7 @@ impl<'a> Execution<'a> {
         self.answer = ModelAnswer::with_max_bytes(self.context.tenure.limits().max_message_bytes);
         self.answer_committed = false;
         let prompt = Prompt { messages, options: self.executors.options.clone(), stream: self.executors.stream };
-        let ModelResponse::Answer(chunks) = self.ask_model(prompt).await? else {
+        let ModelResponse::Answer(chunks) = Box::pin(self.ask_model(prompt)).await? else {
             self.answer_committed = true;
             return Ok(NextStep::Wait);
         };
