@@ -52,7 +52,8 @@ impl Tenure {
     /// Begins a turn: resolves the session, waits for its turn lock, and commits the client's
     /// messages.
     pub async fn begin_turn(&self, principal: &Principal, request: TurnRequest) -> Result<TurnStart> {
-        self.begin_turn_with(principal, request, None).await
+        // Boxed, here and below, because futures of callers contain it and would be large.
+        Box::pin(self.begin_turn_with(principal, request, None)).await
     }
 
     /// Begins a turn like [`Tenure::begin_turn`], but sends the model request concurrently with the
@@ -65,7 +66,7 @@ impl Tenure {
         request: TurnRequest,
         eager_call: &EagerModelCall,
     ) -> Result<TurnStart> {
-        self.begin_turn_with(principal, request, Some(eager_call)).await
+        Box::pin(self.begin_turn_with(principal, request, Some(eager_call))).await
     }
 
     async fn begin_turn_with(
@@ -330,14 +331,14 @@ impl<'a> TurnAttempt<'a> {
             Ok(committed) => {
                 let speculative_call = plan.speculative_slot;
                 turn_guard.record_turn_start(committed.messages_before, &self.run);
-                self.open_run(turn_guard, committed, speculative_call, started_at).await.map(Some)
+                Box::pin(self.open_run(turn_guard, committed, speculative_call, started_at)).await.map(Some)
             }
             Err(Error::Busy { session_id }) => {
                 drop(turn_guard);
-                self.recover_from_busy(session_id).await.map(|()| None)
+                Box::pin(self.recover_from_busy(session_id)).await.map(|()| None)
             }
             // The turn lock is held until the session is ready for the next attempt.
-            Err(e) => self.recover(e, earlier.is_some()).await.map(|()| None),
+            Err(e) => Box::pin(self.recover(e, earlier.is_some())).await.map(|()| None),
         }
     }
 

@@ -48,6 +48,11 @@ use std::time::Duration;
 impl OpenRun {
     /// Executes the run and commits every step. A client that disconnects does not stop it (D-049).
     pub async fn execute(self, executors: Executors<'_>) -> Result<TurnOutcome, TurnError> {
+        // Boxed, because futures of callers contain it and would be large.
+        Box::pin(self.execute_boxed(executors)).await
+    }
+
+    async fn execute_boxed(self, executors: Executors<'_>) -> Result<TurnOutcome, TurnError> {
         let OpenRun { mut turn_guard, context } = self;
         let had_receiver = executors.events.is_some();
         let mut execution = Execution::new(context, executors);

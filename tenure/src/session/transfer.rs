@@ -207,8 +207,8 @@ impl Tenure {
         }
         let session = Session::replay(&principal.key(id), records.iter().cloned());
         if session.is_some_and(|session| !self.engine.status_of(session.head()).is_live()) {
-            let restored = Entry::Status { to: Status::Active, reason: Some("imported".to_owned()) };
-            for entry in [Entry::Status { to: Status::Expired, reason: None }, restored] {
+            let restored = Entry::Status { to: Status::Active, reason: Some("imported".to_owned()), until: None };
+            for entry in [Entry::Status { to: Status::Expired, reason: None, until: None }, restored] {
                 records.push(Record { seq: records.len() as Seq + 1, at: now, entry });
             }
         }

@@ -54,7 +54,8 @@ impl Execution<'_> {
                 None => self.superseded_commit(session),
             })
         });
-        match committed.await {
+        // Boxed: the futures of steps contain it several times.
+        match Box::pin(committed).await {
             Ok(Some((seq, step))) => {
                 self.seq = seq;
                 self.recall_event = None;
