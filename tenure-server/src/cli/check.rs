@@ -255,6 +255,8 @@ fn describe(source: &ToolSource) -> String {
         ToolSource::Http(http) => format!("HTTP tool {} at {}", http.name, host(Some(&http.url))),
         ToolSource::Python(_) => "python".to_owned(),
         ToolSource::Memory => "memory".to_owned(),
+        ToolSource::Metadata(_) => "metadata".to_owned(),
+        ToolSource::AskHuman => "ask_human".to_owned(),
     }
 }
 

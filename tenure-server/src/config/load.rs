@@ -201,7 +201,7 @@ mod tests {
             let all = Config::parse(&uncommented(&lines, |_| true, mark)).unwrap();
             assert_eq!((all.models.len(), all.assistants.len(), all.schedules.len()), (1, 1, 1));
             assert_eq!((all.redaction.is_empty(), all.on_expire.webhooks.len()), (false, 1));
-            assert_eq!((all.assistants[0].tools.len(), all.limits.keys.max_sessions), (5, Some(10_000)));
+            assert_eq!((all.assistants[0].tools.len(), all.limits.keys.max_sessions), (7, Some(10_000)));
         }
     }
 

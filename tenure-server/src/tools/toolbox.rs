@@ -82,6 +82,8 @@ impl Toolbox {
     pub async fn check(&self, source: &ToolSource) -> Result<Vec<String>, String> {
         let entry = match source {
             ToolSource::Memory => return Ok(["remember", "recall", "forget"].map(str::to_owned).into()),
+            ToolSource::Metadata(_) => return Ok(["read", "update"].map(str::to_owned).into()),
+            ToolSource::AskHuman => return Ok(vec!["ask_human".to_owned()]),
             ToolSource::Python(_) => {
                 let checked = self.python.check().await;
                 return checked.map(|()| vec![python::NAME.to_owned()]).map_err(|e| format!("{e:#}"));
