@@ -62,7 +62,7 @@ impl AuditArgs {
 /// Shows the decisions in one session. A broken hash chain is exit code 1.
 pub async fn session(client: &ApiClient, id_part: &str, json: bool) -> anyhow::Result<ExitCode> {
     let id = client.resolve(id_part).await?;
-    let text = client.send(Method::GET, &format!("/sessions/{id}/audit"), None).await?.text().await?;
+    let text = client.send(Method::GET, &session_path(&id, "/audit"), None).await?.text().await?;
     let trail: Value = serde_json::from_str(&text)?;
     let verified = trail["verified"] == true;
     if json {

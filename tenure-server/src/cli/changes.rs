@@ -1,6 +1,6 @@
 //! Changes to one session or a few: `tenure sessions undo`, `title`, `tag`, `pause` and `resume`.
 
-use super::client::ApiClient;
+use super::client::{ApiClient, session_path};
 use super::output::{self, clean, field, line};
 use anyhow::bail;
 use axum::http::Method;
@@ -16,13 +16,13 @@ pub async fn undo(client: &ApiClient, id_part: &str, turns: u64, as_json: bool) 
 
 /// Rewinds a session to before its last turns, and returns the response.
 pub async fn undo_turns(client: &ApiClient, id: &str, turns: u64) -> anyhow::Result<Value> {
-    let session: Value = client.get(&format!("/sessions/{id}")).await?;
+    let session: Value = client.get(&session_path(&id, "")).await?;
     let count = session["turn_count"].as_u64().unwrap_or_default();
     let Some(turn) = count.checked_sub(turns) else {
         bail!("{id} has only {}", output::count(&json!(count), "turn"));
     };
     let body = json!({"turn": turn}).to_string();
-    let path = format!("/sessions/{id}/rewind");
+    let path = session_path(&id, "/rewind");
     client.send_if(Method::POST, &path, Some(body), session["seq"].as_u64()).await?.json().await
 }
 
@@ -55,7 +55,7 @@ impl TitleChange {
 /// Shows, sets or removes the title of a session.
 pub async fn title(client: &ApiClient, id_part: &str, change: TitleChange, as_json: bool) -> anyhow::Result<()> {
     let id = client.resolve(id_part).await?;
-    let path = format!("/sessions/{id}");
+    let path = session_path(&id, "");
     let (session, text): (Value, String) = match change {
         TitleChange::Show => {
             let session: Value = client.get(&path).await?;
@@ -90,7 +90,7 @@ pub async fn tag(
     as_json: bool,
 ) -> anyhow::Result<()> {
     let id = client.resolve(id_part).await?;
-    let path = format!("/sessions/{id}");
+    let path = session_path(&id, "");
     let mut session: Value = client.get(&path).await?;
     let before = tags(&session);
     let mut after: Vec<String> = before.iter().filter(|t| !removed.contains(t)).cloned().collect();
@@ -122,7 +122,7 @@ pub async fn set_status(client: &ApiClient, id_parts: &[String], status: &str, a
     for id_part in id_parts {
         let id = client.resolve(id_part).await?;
         let body = json!({"status": status}).to_string();
-        let session: Value = client.send(Method::PATCH, &format!("/sessions/{id}"), Some(body)).await?.json().await?;
+        let session: Value = client.send(Method::PATCH, &session_path(&id, ""), Some(body)).await?.json().await?;
         if as_json {
             results.push(session);
         } else {
