@@ -33,7 +33,6 @@ pub const METRICS: &[(&str, MetricKind, &str)] = &[
     ("tenure_model_errors_total", Counter, "Failed requests to model servers, by model and code"),
     ("tenure_tool_calls_total", Counter, "Tool calls of runs by outcome"),
     ("tenure_tool_seconds", Histogram, "Duration of tool calls, by tool"),
-    ("tenure_rate_limited_total", Counter, "Model calls refused by a rate limit, by what the run did"),
     ("tenure_tool_cache_total", Counter, "Lookups in the cache of tool results"),
     ("tenure_tool_cache_entries", Gauge, "Cached tool results of all sessions, counted at most every 15 seconds"),
     ("tenure_commits_total", Counter, "Commits in the store by outcome; a conflict is retried"),
