@@ -1,8 +1,6 @@
 //! The number of live sessions, for `max_sessions`. Counting reads every head's index entry, so the count is
 //! cached and updated with the changes that this process makes.
 
-use crate::engine::core::Engine;
-use crate::types::error::Result;
 use crate::types::head::Head;
 use crate::types::id::SessionKey;
 use crate::types::status::Status;
@@ -11,14 +9,15 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The time for which a count is used. Changes by other nodes are seen after it at the latest.
-const MAX_AGE: SignedDuration = SignedDuration::from_secs(5);
+pub(crate) const MAX_COUNT_AGE: SignedDuration = SignedDuration::from_secs(5);
 
 /// The cached number of live sessions, and when it was counted. `None` means that it must be counted.
 #[derive(Debug, Default)]
 pub(crate) struct LiveCount(Mutex<Option<(u64, Timestamp)>>);
 
 impl LiveCount {
-    fn lock(&self) -> MutexGuard<'_, Option<(u64, Timestamp)>> {
+    /// Locks the count.
+    pub fn lock(&self) -> MutexGuard<'_, Option<(u64, Timestamp)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -56,20 +55,4 @@ pub(crate) struct EvictionCandidate {
     pub key: SessionKey,
     /// Its last activity when it was looked up.
     pub active_at: Timestamp,
-}
-
-impl Engine {
-    /// The number of active and paused sessions of all tenants, at most [`MAX_AGE`] old.
-    pub(crate) async fn live_sessions(&self) -> Result<u64> {
-        let now = self.now();
-        if let Some((count, at)) = *self.live_count().lock()
-            && now.duration_since(at).abs() < MAX_AGE
-        {
-            return Ok(count);
-        }
-        let counts = self.store().count().await?;
-        let live = counts.iter().filter(|(status, _)| status.is_live()).map(|(_, n)| n).sum();
-        *self.live_count().lock() = Some((live, now));
-        Ok(live)
-    }
 }

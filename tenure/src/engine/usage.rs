@@ -1,6 +1,7 @@
 //! Computes the stored amount of a principal, and enforces its quota.
 
 use crate::engine::core::Engine;
+use crate::engine::live_count::MAX_COUNT_AGE;
 use crate::engine::quota::{CachedUsage, MAX_SUM_AGE, MAX_SUM_AGE_FOR_REFUSAL, PAGE, Usage, stored_bytes};
 use crate::store::query::{OwnerFilter, SessionCursor, SessionQuery};
 use crate::types::entry::Record;
@@ -11,6 +12,20 @@ use std::sync::Arc;
 use tokio::sync::Mutex;
 
 impl Engine {
+    /// The number of active and paused sessions of all tenants, at most [`MAX_COUNT_AGE`] old.
+    pub(crate) async fn live_sessions(&self) -> Result<u64> {
+        let now = self.now();
+        if let Some((count, at)) = *self.live_count().lock()
+            && now.duration_since(at).abs() < MAX_COUNT_AGE
+        {
+            return Ok(count);
+        }
+        let counts = self.store().count().await?;
+        let live = counts.iter().filter(|(status, _)| status.is_live()).map(|(_, n)| n).sum();
+        *self.live_count().lock() = Some((live, now));
+        Ok(live)
+    }
+
     /// Sums the stored amount of a user or of a whole tenant over the heads of its sessions.
     pub async fn usage(&self, principal: &Principal, scope: QuotaScope) -> Result<Usage> {
         let owner_filter = match scope {

@@ -37,7 +37,6 @@ use crate::types::model::{ModelChunk, ModelError};
 use crate::types::policy::RunPolicy;
 use crate::types::tool::Tool;
 use jiff::Timestamp;
-use rate_limit::ModelResponse;
 use retry::Backoff;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -294,7 +293,7 @@ impl<'a> Execution<'a> {
         self.answer = ModelAnswer::with_max_bytes(self.context.tenure.limits().max_message_bytes);
         self.answer_committed = false;
         let prompt = Prompt { messages, options: self.executors.options.clone(), stream: self.executors.stream };
-        let ModelResponse::Answer(chunks) = Box::pin(self.ask_model(prompt)).await? else {
+        let Some(chunks) = Box::pin(self.ask_model(prompt)).await? else {
             self.answer_committed = true;
             return Ok(NextStep::Wait);
         };

@@ -24,17 +24,10 @@ const FIRST_PAUSE: Duration = Duration::from_secs(15);
 /// Maximum number of consecutive pauses without progress. Then the run fails.
 const MAX_PAUSES: u32 = 10;
 
-/// The response to a model request.
-pub(super) enum ModelResponse {
-    /// The model answers.
-    Answer(ModelStream),
-    /// The session was paused; the run resumes later.
-    Paused,
-}
-
 impl Execution<'_> {
     /// Asks the model. If it is rate limited, retries within `retry_wait`, then pauses the session or fails.
-    pub(super) async fn ask_model(&mut self, prompt: Prompt) -> Result<ModelResponse, TurnError> {
+    /// `None` means that the session was paused; the run resumes later.
+    pub(super) async fn ask_model(&mut self, prompt: Prompt) -> Result<Option<ModelStream>, TurnError> {
         let mut waited = Duration::ZERO;
         for retries in 0.. {
             let response = match self.context.input.speculative_call.take() {
@@ -42,7 +35,7 @@ impl Execution<'_> {
                 None => self.executors.model.ask(prompt.clone()).await,
             };
             let error = match response {
-                Ok(stream) => return Ok(ModelResponse::Answer(stream)),
+                Ok(stream) => return Ok(Some(stream)),
                 Err(error) => error,
             };
             let Some(hint) = error.retry_hint(self.context.tenure.now()) else { return Err(error.into()) };
@@ -60,13 +53,17 @@ impl Execution<'_> {
     }
 
     /// Pauses the session until the model can be asked again, or returns the error if the run cannot pause.
-    async fn pause_or_fail(&mut self, error: ModelError, after: Option<Duration>) -> Result<ModelResponse, TurnError> {
+    async fn pause_or_fail(
+        &mut self,
+        error: ModelError,
+        after: Option<Duration>,
+    ) -> Result<Option<ModelStream>, TurnError> {
         let may_pause = self.executors.on_rate_limit == OnRateLimit::Pause
             && self.context.resumable.is_some()
             && !self.policy.max_pause.is_zero();
         if may_pause && self.commit_pause(&error, after).await? {
             metrics::counter!("tenure_rate_limited_total", "action" => "paused").increment(1);
-            return Ok(ModelResponse::Paused);
+            return Ok(None);
         }
         metrics::counter!("tenure_rate_limited_total", "action" => "failed").increment(1);
         Err(error.into())
