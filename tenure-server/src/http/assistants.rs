@@ -30,6 +30,8 @@ pub struct AssistantBody {
     short_term: Option<ShortTermBody>,
     /// The tool result cache of its sessions.
     cache: Option<CacheBody>,
+    /// How often its runs may call models.
+    rate_limit: Option<RateLimitBody>,
     /// Arbitrary metadata.
     #[schema(value_type = Option<Object>)]
     metadata: Option<Map<String, Value>>,
@@ -43,6 +45,18 @@ pub struct LifetimeBody {
     ttl: Option<String>,
     /// Time after which an expired or deleted session is purged.
     retention: Option<String>,
+    /// Whether each interaction of a thread gets a new session.
+    fresh: Option<bool>,
+}
+
+/// How often the runs of an assistant may call models, on each node.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "it describes the body; the library reads it")]
+pub struct RateLimitBody {
+    /// Maximum number of model requests per minute.
+    requests_per_minute: Option<u64>,
+    /// Maximum number of input and output tokens per minute.
+    tokens_per_minute: Option<u64>,
 }
 
 /// Limits of the prompt of an assistant's sessions.
@@ -262,5 +276,6 @@ mod tests {
         check::<LifetimeBody>(r#"{"sessions": {"?": 1}}"#, &["history", "on_disconnect"]);
         check::<ShortTermBody>(r#"{"short_term": {"?": 1}}"#, &[]);
         check::<CacheBody>(r#"{"cache": {"?": 1}}"#, &[]);
+        check::<RateLimitBody>(r#"{"rate_limit": {"?": 1}}"#, &[]);
     }
 }

@@ -115,7 +115,7 @@ on_every_store! {
     }
 }
 
-/// Within `retry_wait` the run waits in place, and nobody notices.
+/// Within `retry_wait` the run waits in place, without a pause.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_short_limit_is_waited_for() {
     let test = TestTenure::new(StoreKind::Memory).await.unwrap();

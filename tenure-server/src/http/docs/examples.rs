@@ -26,6 +26,7 @@ pub fn request(operation: &str) -> Option<&'static str> {
         "claim_review" => r#"{"lasting": "15m"}"#,
         "release_review" | "create_dream" => "{}",
         "decide_review" => r#"{"decision": "approved", "notes": "as agreed"}"#,
+        "put_cached_result" => r#"{"tool": "weather", "arguments": {"city": "Bern"}, "result": "rain"}"#,
         "create_memory" => r#"{"text": "likes green tea"}"#,
         "create_assistant" => r#"{"name": "support", "instructions": "You are kind."}"#,
         "put_assistant" => r#"{"instructions": "You are kind."}"#,
