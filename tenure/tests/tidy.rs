@@ -88,6 +88,12 @@ fn tests_that_documents_name_exist() {
     report(&files.iter().flat_map(check).collect::<Vec<_>>());
 }
 
+/// Every claim of docs/seeds.md that holds names a test, and the counts in its table are those of its rows.
+#[test]
+fn claims_of_the_seeds_name_tests() {
+    report(&seed_claims("docs/seeds.md", &read(&package().join("../docs/seeds.md"))));
+}
+
 #[test]
 fn files_that_documents_name_exist() {
     let root = package().join("..");
@@ -219,6 +225,37 @@ fn named_tests(name: &str, text: &str, source: impl Fn(&str) -> String) -> Vec<S
                 complaints.push(format!("{name}:{number}: there is no test {quoted}; name one that exists"));
             }
         }
+    }
+    complaints
+}
+
+/// A claim is a row `| 000-1 | claim | ✓ | tests |`; the row `| all | claims | ✓ | ≠ | open |` counts them.
+fn seed_claims(name: &str, text: &str) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let mut counts = [0; 3];
+    let mut stated = Vec::new();
+    for (number, line) in lines(text) {
+        let cells: Vec<&str> = line.split(" | ").map(|cell| cell.trim_matches(['|', ' '])).collect();
+        if cells.first() == Some(&"all") {
+            stated = cells[1..].iter().filter_map(|cell| cell.parse::<usize>().ok()).collect();
+        }
+        let &[id, _, mark, ref evidence @ ..] = &cells[..] else { continue };
+        if !id.split_once('-').is_some_and(|(document, n)| document.len() == 3 && n.parse::<u32>().is_ok()) {
+            continue;
+        }
+        let evidence = evidence.join(" | ");
+        let names_test = evidence.contains(".rs::") || evidence.contains(".py");
+        match mark {
+            "✓" if names_test => counts[0] += 1,
+            "≠" if !evidence.is_empty() => counts[1] += 1,
+            "open" if !evidence.is_empty() => counts[2] += 1,
+            "✓" => complaints.push(format!("{name}:{number}: {id} names no test that demonstrates it")),
+            _ => complaints.push(format!("{name}:{number}: {id} needs a mark (✓, ≠ or open) and a reason")),
+        }
+    }
+    let expected = [counts.iter().sum(), counts[0], counts[1], counts[2]];
+    if complaints.is_empty() && stated != expected {
+        complaints.push(format!("{name}:1: the row `all` must be {expected:?}"));
     }
     complaints
 }
@@ -503,6 +540,15 @@ mod rules {
         let source = |file: &str| if file == "it/a.rs" { "fn there(".to_owned() } else { String::new() };
         let text = "`it/a.rs::there`\n`it/a.rs::gone` and `it/b.rs::there`\n`it/a.rs`";
         assert_eq!(at(&named_tests("a.md", text, source)), [2, 2]);
+    }
+
+    #[test]
+    fn seed_claims_complain() {
+        let text = |rows: &str| format!("| all | 2 | 1 | 1 | 0 |\n| 000-1 | a | ✓ | `a.rs::b` |\n{rows}");
+        assert_eq!(seed_claims("a.md", &text("| 000-2 | b | ≠ | because |")), [""; 0]);
+        assert_eq!(at(&seed_claims("a.md", &text("| 000-2 | b | ✓ | surely |"))), [3]);
+        assert_eq!(at(&seed_claims("a.md", &text("| 000-2 | b | maybe | `a.rs::b` |"))), [3]);
+        assert_eq!(at(&seed_claims("a.md", &text("| 000-2 | b | open | missing |"))), [1], "the counts differ");
     }
 
     #[test]

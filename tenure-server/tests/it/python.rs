@@ -361,7 +361,7 @@ async fn a_program_that_is_no_interpreter() {
     }
 }
 
-/// After a restart of the server, and in a fork, the result says that definitions are lost: once, and only if it
+/// After a restart of the server, in a fork, and after an import on another server, the result says that definitions are lost: once, and only if it
 /// has used the interpreter before.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_of_the_server_is_reported_to_the_model() {
@@ -386,6 +386,16 @@ async fn a_restart_of_the_server_is_reported_to_the_model() {
     let (status, _) = send(server.request("POST", "/sessions/py/fork").json(&json!({"id": "fork"}))).await;
     assert_eq!(status, 201);
     assert_eq!(ask(&server, "fork", "2").await, format!("{NOTICE}2"));
+    // The interpreter is not part of an export: an import elsewhere has its messages, and a new interpreter.
+    assert_eq!(ask(&server, "py", "y = 1\ny").await, "1");
+    let (status, export) = send(server.request("GET", "/v1/sessions/py")).await;
+    assert_eq!(status, 200);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let other = ServerProcess::start(elsewhere.path(), yaml);
+    let (status, body) = send(other.request("PUT", "/v1/sessions/py").json(&export)).await;
+    assert_eq!(status, 200, "{body}");
+    assert_eq!(ask(&other, "py", "'y' in globals()").await, format!("{NOTICE}False"));
+    assert_eq!(send(other.request("GET", "/v1/sessions/py")).await.1["messages"][0], export["messages"][0]);
 }
 
 /// Progress events of the tool have the type that mistral.rs gives its own.

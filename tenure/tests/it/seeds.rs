@@ -84,6 +84,31 @@ async fn default_checkpoints_are_those_of_a_run() {
     assert_eq!(labels(&stored.checkpoints), [("turn-1.1".into(), 3), ("turn-1.2".into(), 4), ("turn-1".into(), 5)]);
 }
 
+/// The session functions of mistral.rs: export is optional, import replaces, delete returns whether there was a
+/// session, fork copies the first turns.
+#[tokio::test]
+async fn the_session_functions_of_mistralrs() {
+    let tenure = Tenure::open("memory:").await.unwrap();
+    let user = tenure.user("acme", "ada").unwrap();
+    assert!(user.export_session("s").await.unwrap().is_none());
+    tenure.create(&ada(), new_session("s")).await.unwrap();
+    for turn in 1..=3 {
+        tenure.append(&ada(), &id("s"), turn_messages(turn)).await.unwrap();
+    }
+    tenure.create(&Principal::new("acme", "bob").unwrap(), new_session("of-bob")).await.unwrap();
+    let export = user.export_session("s").await.unwrap().unwrap();
+    user.fork_session("s", "fork", 2).await.unwrap();
+    assert_eq!(tenure.load(&ada(), &id("fork")).await.unwrap().messages.len(), 8);
+    user.import_session("fork", export.clone()).await.unwrap();
+    assert_eq!(tenure.load(&ada(), &id("fork")).await.unwrap().messages.len(), 12);
+    let mut ids: Vec<String> = user.list_session_ids().await.unwrap().iter().map(ToString::to_string).collect();
+    ids.sort();
+    assert_eq!(ids, ["fork", "s"]);
+    assert!(user.delete_session("s").await.unwrap());
+    assert!(!user.delete_session("s").await.unwrap());
+    assert!(user.export_session("s").await.unwrap().is_none());
+}
+
 /// The in-memory store is not persistent: opened again, it is empty.
 #[tokio::test]
 async fn the_memory_store_is_not_persistent() {
