@@ -152,7 +152,11 @@ pub async fn create(
 ) -> ApiResult<Response> {
     let principal = caller.authorize_write()?;
     caller.admit_model_call(&app.rate_limits)?;
-    let head = app.tenure.head(&principal, &id).await?;
+    let mut head = app.tenure.head(&principal, &id).await?;
+    if head.status == Status::Deleted {
+        // Fails: a deleted session is gone, whatever the request asks for.
+        head = app.tenure.get_live_head(&principal, &id).await?;
+    }
     let model = match body.model.clone() {
         Some(name) => name,
         None => session_model(&app, &principal, &head).await?,

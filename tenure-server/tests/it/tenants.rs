@@ -150,6 +150,7 @@ const ROUTES: &[(&str, &str)] = &[
     ("POST", "/dreams"),
     ("DELETE", "/dreams/{id}"),
     ("GET", "/metrics"),
+    ("GET", "/backup"),
 ];
 
 #[test]
