@@ -37,6 +37,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[cfg(all(test, any(feature = "postgres", feature = "sqlite")))]
+pub(crate) mod expected_views;
 pub(crate) mod failing_store;
 pub(crate) mod messages;
 pub(crate) mod model;

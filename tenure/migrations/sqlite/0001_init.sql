@@ -76,6 +76,11 @@ create table record (
     entry      text    not null           -- JSON, exactly as written
 ) strict;
 
+-- Checkpoints and rewinds, for the view workflow_checkpoints. Other records are not in them, so appending a message
+-- costs only the two comparisons. The newest come first: see the view.
+create index record_checkpoint on record (record_key >> 32, record_key desc) where entry glob '{"checkpoint":*';
+create index record_rewound on record (record_key >> 32, record_key desc) where entry glob '{"rewound":*';
+
 -- Items of namespaces.
 create table item (
     id              integer primary key,
@@ -141,22 +146,30 @@ create index blob_ref_blob on blob_ref (tenant, blob_id);
 
 -- Internal views of the logs of active and paused sessions.
 
--- The segments of a session's log: its own records, and those of its ancestors up to the fork point.
+-- The segments of a session's log: its own records, and those of its ancestors up to the fork point. The ancestors are
+-- looked up for each session; json_each makes the list a table.
 create view log_segment (tenant, session_id, head_id, last_seq) as
-    select tenant, session, id, seq from head where parent is null and status in ('active', 'paused')
-    union all
-    select * from (
-        with recursive segment (tenant, session_id, head_id, last_seq, parent, fork_point) as (
-            select tenant, session, id, seq, parent, head_json ->> '$.parent.seq'
-            from head where parent is not null and status in ('active', 'paused')
-            union all
-            select segment.tenant, segment.session_id, ancestor.id, min(segment.last_seq, segment.fork_point),
-                ancestor.parent, ancestor.head_json ->> '$.parent.seq'
-            from segment cross join head ancestor
-                on ancestor.tenant = segment.tenant and ancestor.session = segment.parent
-        )
-        select tenant, session_id, head_id, last_seq from segment
-    );
+    select h.tenant, h.session, segment.value ->> 0, segment.value ->> 1
+    from head h cross join json_each(
+        case when h.parent is null then json_array(json_array(h.id, h.seq)) else (
+            with recursive segment (head_id, last_seq, parent, fork_point) as (
+                select h.id, h.seq, h.parent, h.head_json ->> '$.parent.seq'
+                union all
+                select ancestor.id, min(segment.last_seq, segment.fork_point),
+                    ancestor.parent, ancestor.head_json ->> '$.parent.seq'
+                from segment cross join head ancestor
+                    on ancestor.tenant = h.tenant and ancestor.session = segment.parent
+            )
+            select json_group_array(json_array(head_id, last_seq)) from segment
+        ) end
+    ) segment
+    where h.status in ('active', 'paused');
+
+-- The full log of each session.
+create view full_log (tenant, session_id, seq, at, entry) as
+    select s.tenant, s.session_id, r.record_key & 0xffffffff, r.at, r.entry
+    from log_segment s cross join record r
+        on r.record_key > s.head_id << 32 and r.record_key <= s.head_id << 32 | s.last_seq;
 
 -- The messages and checkpoints that no later rewind has discarded, with the number of messages before each.
 create view visible_record (tenant, session_id, seq, kind, position, record_key) as
@@ -202,3 +215,138 @@ create view checkpoints (session_id, label, position, created_at, auto, tenant) 
         coalesce(r.entry ->> '$.checkpoint.auto', 0), v.tenant
     from visible_record v cross join record r on r.record_key = v.record_key
     where v.kind = 'checkpoint';
+
+-- The runs of each session. A fork does not continue its parent's runs: one that had not ended at the fork point was
+-- cancelled by the fork. Whether an open run waits is in the head of its session.
+create view runs (id, session_id, status, started_at, ended_at, error, code, tenant) as
+    select id, session_id,
+        case when outcome is not null then outcome when forked_at is not null then 'cancelled' else (
+            select case when head_json ->> '$.reviews' is not null
+                            or head_json ->> '$.run' = run.id and head_json ->> '$.pause.until' is not null
+                        then 'paused'
+                        when coalesce(head_json ->> '$.lease.node', '') = '' then 'queued'
+                        else 'running' end
+            from head h where h.tenant = run.tenant and h.session = run.session_id
+        ) end,
+        strftime('%Y-%m-%dT%H:%M:%S', started_at / 1000000, 'unixepoch') || printf('.%06dZ', started_at % 1000000),
+        strftime('%Y-%m-%dT%H:%M:%S', coalesce(ended_at, forked_at) / 1000000, 'unixepoch')
+            || printf('.%06dZ', coalesce(ended_at, forked_at) % 1000000),
+        error, code, tenant
+    from (
+        select tenant, session_id, id, at as started_at, forked_at, entry,
+            max(iif(entry glob '{"run_ended":*', at, null)) over run_records as ended_at,
+            max(entry ->> '$.run_ended.outcome') over run_records as outcome,
+            max(entry ->> '$.run_ended.error') over run_records as error,
+            max(entry ->> '$.run_ended.code') over run_records as code
+        from (
+            select tenant, session_id, at, entry,
+                coalesce(entry ->> '$.run_started.run', entry ->> '$.run_ended.run') as id,
+                min(iif(entry glob '{"created":*', at, null))
+                    over (partition by tenant, session_id order by seq desc) as forked_at
+            from full_log
+            where entry glob '{"created":*' or entry glob '{"run_started":*' or entry glob '{"run_ended":*'
+        )
+        window run_records as (partition by tenant, session_id, id)
+    ) run
+    where entry glob '{"run_started":*';
+
+-- A checkpoint with the session's state at it. A visible checkpoint was never discarded, nor was any message before it:
+-- the messages before it now are those before it when it was created. The metadata are folded as the library does:
+-- `created` begins them, `info` patches them, and the decisions of reviews are only those in the log.
+--
+-- The checkpoints of a session come from an index, the newest first, and the state is a subquery: for the newest ones
+-- (`order by updated_at desc limit 1`), SQLite computes no other states.
+create view workflow_checkpoints (id, session_id, run_id, state, step_index, created_at, updated_at, tenant) as
+    select s.tenant || '/' || s.session_id || '/' || (c.record_key & 0xffffffff), s.session_id,
+        c.entry ->> '$.checkpoint.run',
+        (
+            with message (ord, body) as materialized (
+                select row_number() over (order by seq) - 1, entry -> '$.message.body'
+                from (
+                    select l.seq, l.entry,
+                        min(case when l.entry glob '{"rewound":*' then l.entry ->> '$.rewound.to' end)
+                            over (order by l.seq desc) as lowest_rewind
+                    from full_log l
+                    where l.tenant = s.tenant and l.session_id = s.session_id
+                        and l.seq < c.record_key & 0xffffffff
+                        and (l.entry glob '{"message":*' or l.entry glob '{"rewound":*')
+                )
+                where entry glob '{"message":*' and (lowest_rewind is null or lowest_rewind >= seq)
+            ),
+            result (call_id, last_ord) as materialized (
+                select body ->> '$.tool_call_id', max(ord) from message where body ->> '$.role' = 'tool' group by 1
+            ),
+            change (n, at, entry) as materialized (
+                select row_number() over (order by l.seq), l.at, l.entry
+                from full_log l
+                where l.tenant = s.tenant and l.session_id = s.session_id
+                    and l.seq <= c.record_key & 0xffffffff
+                    and (l.entry glob '{"created":*' or l.entry glob '{"info":*' or l.entry glob '{"review_decided":*')
+            ),
+            folded (n, metadata, decisions) as (
+                select 0, '{}', null
+                union all
+                select change.n,
+                    case when change.entry glob '{"created":*'
+                         then coalesce(change.entry -> '$.created.metadata', '{}')
+                         when change.entry glob '{"info":*'
+                         then json_patch(folded.metadata, coalesce(change.entry -> '$.info.metadata', '{}'))
+                         else folded.metadata end,
+                    case when change.entry glob '{"created":*'
+                         then iif(change.entry -> '$.created.parent' is null, null,
+                             change.entry -> '$.created.metadata.hitl_decisions')
+                         when change.entry glob '{"info":*' then folded.decisions
+                         else json_insert(
+                             iif(json_type(folded.decisions) = 'array', folded.decisions, '[]'), '$[#]',
+                             json_patch('{}', json_object(
+                                 'step', change.entry -> '$.review_decided.step',
+                                 'decision', change.entry -> '$.review_decided.decision',
+                                 'reviewer', change.entry -> '$.review_decided.reviewer',
+                                 'timestamp', strftime('%Y-%m-%dT%H:%M:%S', change.at / 1000000, 'unixepoch')
+                                     || rtrim(rtrim(printf('.%06d', change.at % 1000000), '0'), '.') || 'Z',
+                                 'notes', change.entry -> '$.review_decided.notes'))) end
+                from folded cross join change on change.n = folded.n + 1
+            )
+            select json_object(
+                'label', c.entry -> '$.checkpoint.label',
+                'position', m.position,
+                'messages', json(m.messages),
+                'pending_tool_calls', json((
+                    select json_group_array(json(call)) from (
+                        select call.value as call
+                        from message m cross join json_each(m.body, '$.tool_calls') call
+                        left join result r on r.call_id = call.value ->> '$.id'
+                        where m.body ->> '$.role' = 'assistant' and json_type(m.body, '$.tool_calls') = 'array'
+                            and (r.last_ord is null or r.last_ord < m.ord)
+                        order by m.ord, call.key
+                    )
+                )),
+                'tool_results', json(m.tool_results),
+                'metadata', json((
+                    select iif(decisions is null, json_remove(metadata, '$.hitl_decisions'),
+                        json_set(metadata, '$.hitl_decisions', json(decisions)))
+                    from folded order by n desc limit 1
+                )),
+                'state', json(coalesce(c.entry -> '$.checkpoint.state', '{}')))
+            from (
+                select count(*) as position, json_group_array(json(body)) as messages,
+                    json_group_array(
+                        json_object('tool_call_id', body -> '$.tool_call_id', 'content', body -> '$.content')
+                    ) filter (where body ->> '$.role' = 'tool') as tool_results
+                from (select body from message order by ord)
+            ) m
+        ),
+        c.entry ->> '$.checkpoint.step',
+        strftime('%Y-%m-%dT%H:%M:%S', c.at / 1000000, 'unixepoch') || printf('.%06dZ', c.at % 1000000),
+        strftime('%Y-%m-%dT%H:%M:%S', c.at / 1000000, 'unixepoch') || printf('.%06dZ', c.at % 1000000),
+        s.tenant
+    from log_segment s cross join record c indexed by record_checkpoint
+        on c.record_key >> 32 = s.head_id and c.record_key <= s.head_id << 32 | s.last_seq
+    where c.entry glob '{"checkpoint":*'
+        and not exists (
+            select 1 from log_segment t cross join record w indexed by record_rewound
+                on w.record_key >> 32 = t.head_id and w.record_key <= t.head_id << 32 | t.last_seq
+            where t.tenant = s.tenant and t.session_id = s.session_id and w.entry glob '{"rewound":*'
+                and w.record_key & 0xffffffff > c.record_key & 0xffffffff
+                and w.entry ->> '$.rewound.to' < c.record_key & 0xffffffff
+        );

@@ -2,10 +2,11 @@
 
 use super::*;
 use crate::rules::session::{Point, Session};
+use crate::testing::expected_views::{checkpoint_state, random_event, run_row};
 use crate::types::entry::{CheckpointEntry, Parent, RewindEntry};
-use crate::types::id::CheckpointLabel;
+use crate::types::id::{CheckpointLabel, RunId};
 use crate::types::status::Status;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// Reads the whole log of a session, including the records of its ancestors.
 async fn full_log(test_store: &TestStore, session: &str) -> Vec<Record> {
@@ -48,22 +49,57 @@ async fn assert_views(test_store: &TestStore, session: &str) {
         WHERE session_id = ?1 AND tenant = 'default' ORDER BY created_at";
     assert_eq!(rows(&sql, query, session), expected_checkpoints.collect::<Vec<_>>(), "checkpoints of {session}");
 
+    let log = full_log(test_store, session).await;
+    let expected_states = folded.checkpoints.iter().map(|c| {
+        let id = format!("default/{session}/{}", c.seq);
+        let at = format!("{:.6}", c.created_at);
+        json!([id, c.run, checkpoint_state(&key(session), &log, c), c.step, at, at])
+    });
+    let query = "SELECT json_array(id, run_id, json(state), step_index, created_at, updated_at)
+        FROM workflow_checkpoints WHERE session_id = ?1 AND tenant = 'default' ORDER BY updated_at";
+    assert_eq!(rows(&sql, query, session), expected_states.collect::<Vec<_>>(), "states of {session}");
+
     let head = test_store.store.head(&key(session)).await.unwrap().unwrap();
+    let expected_runs = folded.runs.iter().map(|run| run_row(run, &head));
+    let micros = |column| {
+        format!(
+            "unixepoch(substr({column}, 1, 19)) * 1000000
+            + substr({column}, 21, 6)"
+        )
+    };
+    let query = format!(
+        "SELECT json_array(id, status, {}, {}, error, code) FROM runs
+        WHERE session_id = ?1 AND tenant = 'default' ORDER BY started_at",
+        micros("started_at"),
+        micros("ended_at")
+    );
+    assert_eq!(rows(&sql, &query, session), expected_runs.collect::<Vec<_>>(), "runs of {session}");
+
     let query = "SELECT json_array(json(info_json), updated_at) FROM sessions WHERE session_id = ?1";
     assert_eq!(rows(&sql, query, session), [json!([head.info, head.info.updated_at])]);
 }
 
-/// Appends random entries: messages, checkpoints, and rewinds to any message or checkpoint,
-/// including those of a parent.
+/// Appends random entries: messages, checkpoints, runs, metadata, and rewinds to any message or checkpoint, including
+/// those of a parent.
 async fn grow(test_store: &TestStore, log: &mut Log, rng: &mut Rng) {
-    for _ in 0..3 + rng.below(5) {
-        match rng.below(5) {
+    for _ in 0..3 + rng.below(8) {
+        match rng.below(8) {
+            5.. => {
+                log.save(&test_store.store).await;
+                let session = load(test_store, log.head.info.session_id.as_str()).await;
+                log.push(random_event(rng, &session));
+            }
             0..3 => {
                 log.push_user_message(&format!("{} \"{}\"", log.head.info.session_id, log.head.seq));
             }
             3 => {
                 let label = CheckpointLabel::new(format!("after {}", log.head.seq)).unwrap();
-                let (run, step, state) = Default::default();
+                let run = (rng.below(2) == 0).then(|| RunId::new("r-1").unwrap());
+                let step = (rng.below(2) == 0).then_some(log.head.seq);
+                let mut state = Map::new();
+                if rng.below(2) == 0 {
+                    state.insert("a\0".to_owned(), json!({"n": log.head.seq}));
+                }
                 log.push(Entry::Checkpoint(CheckpointEntry { label, auto: rng.below(2) == 0, run, step, state }));
             }
             _ => {
@@ -95,8 +131,10 @@ async fn views_show_what_the_fold_shows() {
             let fork_point = session.locate(&Point::Position(rng.below(session.messages.len() + 1))).unwrap();
             let parent =
                 Parent { session: parent.head.info.session_id.clone(), seq: fork_point.seq, digest: fork_point.digest };
-            let mut fork =
-                Log::begin(&format!("s{n}"), SessionCreated { parent: Some(parent), ..SessionCreated::default() });
+            // Like the library, a fork begins with the metadata of its parent, including the decisions.
+            let metadata = session.head().info.metadata.clone();
+            let created = SessionCreated { parent: Some(parent), metadata, ..SessionCreated::default() };
+            let mut fork = Log::begin(&format!("s{n}"), created);
             grow(&test_store, &mut fork, &mut rng).await;
             logs.push(fork);
         }
@@ -118,10 +156,15 @@ async fn views_show_live_sessions_only() {
     let test_store = TestStore::new().await;
     for to in [Status::Active, Status::Paused, Status::Expired, Status::Deleted] {
         let mut log = Log::new(to.as_str());
-        log.push_user_message("hi").push(Entry::Status { to, reason: None, until: None }).save(&test_store.store).await;
+        log.push_user_message("hi")
+            .push(checkpoint("c"))
+            .push(run_started())
+            .push(Entry::Status { to, reason: None, until: None })
+            .save(&test_store.store)
+            .await;
     }
     let sql = test_store.sql();
-    for view in ["sessions", "messages"] {
+    for view in ["sessions", "messages", "workflow_checkpoints", "runs"] {
         let mut statement = sql.prepare(&format!("SELECT session_id FROM {view} ORDER BY 1")).unwrap();
         let ids: Vec<String> = statement.query_map([], |r| r.get(0)).unwrap().map(|id| id.unwrap()).collect();
         assert_eq!(ids, ["active", "paused"], "{view}");
@@ -145,4 +188,58 @@ async fn a_view_reads_only_one_session() {
     assert_eq!(statement.query_map([], |_| Ok(())).unwrap().count(), 20);
     let steps = statement.get_status(rusqlite::StatementStatus::VmStep);
     assert!(steps < 20_000, "{steps} steps");
+}
+
+fn checkpoint(label: &str) -> Entry {
+    Entry::Checkpoint(CheckpointEntry {
+        label: CheckpointLabel::new(label).unwrap(),
+        auto: false,
+        run: None,
+        step: None,
+        state: Map::new(),
+    })
+}
+
+fn run_started() -> Entry {
+    Entry::decode(r#"{"run_started":{"run":"r"}}"#).unwrap()
+}
+
+/// The newest checkpoint of a session is looked up in an index, and only its state is computed. So are those of a fork.
+#[tokio::test]
+async fn the_newest_checkpoint_is_an_index_lookup() {
+    let test_store = TestStore::new().await;
+    for n in 0..50 {
+        let mut log = Log::new(&format!("s{n}"));
+        for m in 0..200 {
+            log.push_user_message(&m.to_string());
+            log.push(checkpoint(&format!("c{m}")));
+        }
+        log.save(&test_store.store).await;
+    }
+    let end = load(&test_store, "s7").await.locate(&Point::End).unwrap();
+    let parent = Parent { session: key("s7").session, seq: end.seq, digest: end.digest };
+    let mut fork = Log::begin("fork", SessionCreated { parent: Some(parent), ..SessionCreated::default() });
+    fork.push_user_message("own").save(&test_store.store).await;
+
+    let sql = test_store.sql();
+    let newest = "SELECT id, state ->> '$.position' FROM workflow_checkpoints
+        WHERE tenant = 'default' AND session_id = ?1 ORDER BY updated_at DESC LIMIT 1";
+    let mut statement = sql.prepare(&format!("EXPLAIN QUERY PLAN {newest}")).unwrap();
+    let plan: Vec<String> = statement.query_map(["s7"], |r| r.get(3)).unwrap().map(|step| step.unwrap()).collect();
+    assert!(plan[0].starts_with("SEARCH h USING INDEX head_key"), "{plan:#?}");
+    assert!(plan.iter().any(|step| step.starts_with("SEARCH c USING INDEX record_checkpoint")), "{plan:#?}");
+    for table in ["c", "w", "r", "h", "ancestor"] {
+        let scan = format!("SCAN {table} ");
+        let is_scan = |step: &String| format!("{step} ").starts_with(&scan) && !step.contains("LEFT-JOIN");
+        assert!(!plan.iter().any(is_scan), "{scan}: {plan:#?}");
+    }
+
+    for session in ["s7", "fork"] {
+        let mut statement = sql.prepare(newest).unwrap();
+        let shown: (String, i64) = statement.query_row([session], |r| Ok((r.get(0)?, r.get(1)?))).unwrap();
+        assert_eq!(shown, (format!("default/{session}/401"), 200));
+        // One state takes about 60,000 steps, those of 200 checkpoints more than a hundred times as many.
+        let steps = statement.get_status(rusqlite::StatementStatus::VmStep);
+        assert!(steps < 200_000, "{session}: {steps} steps");
+    }
 }
