@@ -15,11 +15,15 @@ mod claude_code;
 mod database;
 mod detect;
 pub(crate) mod imported;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod langgraph;
+#[cfg(feature = "postgres")]
+mod langgraph_postgres;
+#[cfg(feature = "sqlite")]
+mod langgraph_sqlite;
 mod mistralrs;
 mod mistralrs_export;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod msgpack;
 mod openai_responses;
 mod raw_json;
@@ -32,6 +36,8 @@ use crate::import::imported::{FORMATS, prefix_location};
 #[cfg(feature = "sqlite")]
 pub use database::read_database;
 pub use imported::{ImportFormat, ImportedSession, SkippedPart};
+#[cfg(feature = "postgres")]
+pub use langgraph_postgres::{PostgresImport, read_postgres};
 pub use mistralrs_export::{to_mistralrs, to_mistralrs_tagged};
 
 use crate::session::transfer::export::Export;

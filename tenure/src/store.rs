@@ -34,7 +34,7 @@ mod mem_index;
 mod memory;
 pub(crate) mod open;
 #[cfg(feature = "postgres")]
-mod postgres;
+pub(crate) mod postgres;
 pub(crate) mod query;
 pub(crate) mod snapshot;
 #[cfg(feature = "sqlite")]

@@ -53,7 +53,7 @@ pub enum TransferFormat {
 /// The files to import.
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// Files, directories, or - for standard input
+    /// Files, directories, - for standard input, or the URL of a PostgreSQL database of LangGraph
     #[arg(required = true)]
     paths: Vec<PathBuf>,
     /// The format, instead of detecting it: tenure, openai, mistralrs, claude-code, responses, chatgpt
@@ -165,50 +165,46 @@ async fn save(client: &ApiClient, path: &str, file: &Path) -> anyhow::Result<Opt
     Ok(answer.skipped)
 }
 
-/// Progress of an import.
-#[derive(Default)]
-struct TransferSummary {
+/// An import in progress.
+struct Importer<'a> {
+    client: &'a ApiClient,
+    /// The id of the session, if it was given.
+    id: Option<SessionId>,
+    /// Whether the report is JSON.
+    json: bool,
+    bar: ProgressBar,
     sessions: Vec<Value>,
     skipped: Vec<Value>,
     duplicate_of: Vec<Value>,
     failed: Vec<Value>,
 }
 
-/// Imports the sessions in files under their ids, and lists what could not be converted.
+/// Imports the sessions in files and databases under their ids, and lists what could not be converted.
 pub async fn import(client: &ApiClient, args: &ImportArgs, json: bool) -> anyhow::Result<ExitCode> {
     let id = args.id.as_ref().map(SessionId::new).transpose()?;
     let mut files = Vec::new();
     for path in &args.paths {
         collect_files(path, &mut files)?;
     }
-    let mut summary = TransferSummary::default();
-    let bar = bar(Some(files.len() as u64), "imported");
+    let mut importer = Importer {
+        client,
+        id,
+        json,
+        bar: bar(Some(files.len() as u64), "imported"),
+        sessions: Vec::new(),
+        skipped: Vec::new(),
+        duplicate_of: Vec::new(),
+        failed: Vec::new(),
+    };
     for file in &files {
-        let name = file.display().to_string();
-        match read(file, args.format) {
-            Err(e) => fail(&mut summary, &bar, &name, &e.into(), json),
-            Ok(imported_sessions) => {
-                if id.is_some() && (imported_sessions.len() > 1 || files.len() > 1) {
-                    bail!("--id applies to a single session, but {name} contains several");
-                }
-                for imported in imported_sessions {
-                    let outcome = match imported {
-                        Ok(imported) => put(client, imported, id.as_ref(), &name, &mut summary, &bar, json).await,
-                        Err(e) => Err(e.into()),
-                    };
-                    if let Err(e) = outcome {
-                        if e.downcast_ref::<std::io::Error>().is_some() {
-                            return Err(e);
-                        }
-                        fail(&mut summary, &bar, &name, &e, json);
-                    }
-                }
-            }
+        match database_url(file) {
+            Some(url) => importer.database(url, files.len()).await?,
+            None => importer.file(file, args.format, files.len()).await?,
         }
-        bar.inc(1);
+        importer.bar.inc(1);
     }
-    bar.finish_and_clear();
-    let TransferSummary { sessions, skipped, duplicate_of, failed } = summary;
+    importer.bar.finish_and_clear();
+    let Importer { sessions, skipped, duplicate_of, failed, .. } = importer;
     let imported_count = sessions.len();
     let failed_count = failed.len();
     if json {
@@ -217,7 +213,7 @@ pub async fn import(client: &ApiClient, args: &ImportArgs, json: bool) -> anyhow
         });
         line(report.to_string())?;
     } else if files.len() + imported_count > 2 {
-        line(format!("{imported_count} sessions from {} files", files.len()))?;
+        line(format!("{imported_count} sessions from {}", count(&json!(files.len()), "source")))?;
     }
     match failed_count {
         0 => Ok(ExitCode::SUCCESS),
@@ -225,9 +221,15 @@ pub async fn import(client: &ApiClient, args: &ImportArgs, json: bool) -> anyhow
     }
 }
 
+/// The URL, if an argument is that of a PostgreSQL database.
+fn database_url(argument: &Path) -> Option<&str> {
+    let is_url = |text: &&str| ["postgres://", "postgresql://"].iter().any(|scheme| text.starts_with(scheme));
+    argument.to_str().filter(is_url)
+}
+
 /// Collects the files to import. Directories are searched recursively, for known file extensions only.
 fn collect_files(path: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
-    if !path.is_dir() {
+    if database_url(path).is_some() || !path.is_dir() {
         files.push(path.to_owned());
         return Ok(());
     }
@@ -259,63 +261,125 @@ fn read(file: &Path, format: Option<import::ImportFormat>) -> tenure::Result<Vec
     import::read(&text, format)
 }
 
-async fn put(
-    client: &ApiClient,
-    imported: ImportedSession,
-    id: Option<&SessionId>,
-    file: &str,
-    summary: &mut TransferSummary,
-    bar: &ProgressBar,
-    json: bool,
-) -> anyhow::Result<()> {
-    let ImportedSession { format, mut export, skipped: left_out, .. } = imported;
-    // The session has been converted to our own format.
-    export.tenure = EXPORT_FORMAT;
-    let id = id.map(|id| ("id", id.as_str()));
-    let path = with_query(IMPORT, id.as_slice())?;
-    let renamed = id.is_some();
-    let answer = client.send(Method::POST, &path, Some(serde_json::to_string(&export)?)).await?;
-    let mut answer: Value = answer.json().await?;
-    let Value::Array(sessions) = answer["sessions"].take() else {
-        bail!("the server's response does not list the imported sessions")
-    };
-    let server_skipped = answer["left_out"].as_array_mut().map(std::mem::take).unwrap_or_default();
-    let duplicates = answer["duplicate_of"].as_array_mut().map(std::mem::take).unwrap_or_default();
-    let client_skipped = left_out.iter().map(|l| json!({"place": l.location, "why": l.reason}));
-    let mut lines = Vec::new();
-    for session in &sessions {
-        let id = field(session, "id");
-        let mut text = format!("{id}: {} from {file} ({format})", count(&session["message_count"], "message"));
-        if let Some(own) = export.session_id.as_ref().filter(|own| own.as_str() != id && !renamed) {
-            text.push_str(&format!("; its own id {own} is taken"));
+impl Importer<'_> {
+    /// Imports the sessions of a file.
+    async fn file(&mut self, file: &Path, format: Option<import::ImportFormat>, sources: usize) -> anyhow::Result<()> {
+        let name = file.display().to_string();
+        let sessions = match read(file, format) {
+            Ok(sessions) => sessions,
+            Err(e) => {
+                self.fail(&name, &e.into());
+                return Ok(());
+            }
+        };
+        self.check_id(&name, sources, sessions.len() as u64)?;
+        for imported in sessions {
+            self.session(imported, &name).await?;
         }
-        lines.push(text);
+        Ok(())
     }
-    if !duplicates.is_empty() {
-        let ids: Vec<&str> = duplicates.iter().filter_map(Value::as_str).collect();
-        lines.push(if sessions.is_empty() {
-            format!("{file} was imported before, as {}; nothing was changed (--id imports it again)", ids.join(", "))
-        } else {
-            format!("  the same export was imported before: {}", ids.join(", "))
-        });
-        summary.duplicate_of.extend(duplicates);
-    }
-    for mut entry in client_skipped.chain(server_skipped) {
-        lines.push(format!("  left out: {}: {}", field(&entry, "place"), field(&entry, "why")));
-        entry["file"] = json!(file);
-        summary.skipped.push(entry);
-    }
-    summary.sessions.extend(sessions);
-    if json { Ok(()) } else { Ok(bar.suspend(|| lines.iter().try_for_each(|l| line(clean(l))))?) }
-}
 
-fn fail(summary: &mut TransferSummary, bar: &ProgressBar, file: &str, e: &anyhow::Error, json: bool) {
-    let reason = match e.downcast_ref::<tenure::Error>() {
-        Some(tenure::Error::Invalid { param, message }) if !param.is_empty() => format!("{param}: {message}"),
-        _ => with_causes(e),
-    };
-    if !json {
-        bar.suspend(|| note(format!("not imported: {file}: {}", clean(&reason))));
+    /// Imports the threads of a database, one after the other.
+    async fn database(&mut self, url: &str, sources: usize) -> anyhow::Result<()> {
+        // Without the password.
+        let name = tenure::store::redacted(url);
+        let mut database = match import::read_postgres(url).await {
+            Ok(database) => database,
+            Err(e) => {
+                self.fail(&name, &e.into());
+                return Ok(());
+            }
+        };
+        self.check_id(&name, sources, database.total())?;
+        self.bar.inc_length(database.total());
+        loop {
+            match database.next_session().await {
+                Ok(Some(imported)) => self.session(imported, &name).await?,
+                Ok(None) => return Ok(()),
+                Err(e) => {
+                    self.fail(&name, &e.into());
+                    return Ok(());
+                }
+            }
+            self.bar.inc(1);
+        }
     }
-    summary.failed.push(json!({"file": file, "error": reason}));
+
+    /// An id can be given to a single session only.
+    fn check_id(&self, name: &str, sources: usize, sessions: u64) -> anyhow::Result<()> {
+        if self.id.is_some() && (sessions > 1 || sources > 1) {
+            bail!("--id applies to a single session, but {name} contains several");
+        }
+        Ok(())
+    }
+
+    /// Imports a session, or reports why that is not possible. The error is that of writing to the terminal.
+    async fn session(&mut self, imported: tenure::Result<ImportedSession>, name: &str) -> anyhow::Result<()> {
+        let outcome = match imported {
+            Ok(imported) => self.put(imported, name).await,
+            Err(e) => Err(e.into()),
+        };
+        match outcome {
+            Err(e) if e.downcast_ref::<std::io::Error>().is_some() => return Err(e),
+            Err(e) => self.fail(name, &e),
+            Ok(()) => {}
+        }
+        Ok(())
+    }
+
+    async fn put(&mut self, imported: ImportedSession, file: &str) -> anyhow::Result<()> {
+        let ImportedSession { format, mut export, skipped: left_out, .. } = imported;
+        // The session has been converted to our own format.
+        export.tenure = EXPORT_FORMAT;
+        let id = self.id.as_ref().map(|id| ("id", id.as_str()));
+        let path = with_query(IMPORT, id.as_slice())?;
+        let renamed = id.is_some();
+        let answer = self.client.send(Method::POST, &path, Some(serde_json::to_string(&export)?)).await?;
+        let mut answer: Value = answer.json().await?;
+        let Value::Array(sessions) = answer["sessions"].take() else {
+            bail!("the server's response does not list the imported sessions")
+        };
+        let server_skipped = answer["left_out"].as_array_mut().map(std::mem::take).unwrap_or_default();
+        let duplicates = answer["duplicate_of"].as_array_mut().map(std::mem::take).unwrap_or_default();
+        let client_skipped = left_out.iter().map(|l| json!({"place": l.location, "why": l.reason}));
+        let mut lines = Vec::new();
+        for session in &sessions {
+            let id = field(session, "id");
+            let mut text = format!("{id}: {} from {file} ({format})", count(&session["message_count"], "message"));
+            if let Some(own) = export.session_id.as_ref().filter(|own| own.as_str() != id && !renamed) {
+                text.push_str(&format!("; its own id {own} is taken"));
+            }
+            lines.push(text);
+        }
+        if !duplicates.is_empty() {
+            let ids: Vec<&str> = duplicates.iter().filter_map(Value::as_str).collect();
+            lines.push(if sessions.is_empty() {
+                format!(
+                    "{file} was imported before, as {}; nothing was changed (--id imports it again)",
+                    ids.join(", ")
+                )
+            } else {
+                format!("  the same export was imported before: {}", ids.join(", "))
+            });
+            self.duplicate_of.extend(duplicates);
+        }
+        for mut entry in client_skipped.chain(server_skipped) {
+            lines.push(format!("  left out: {}: {}", field(&entry, "place"), field(&entry, "why")));
+            entry["file"] = json!(file);
+            self.skipped.push(entry);
+        }
+        self.sessions.extend(sessions);
+        if self.json { Ok(()) } else { Ok(self.bar.suspend(|| lines.iter().try_for_each(|l| line(clean(l))))?) }
+    }
+
+    fn fail(&mut self, file: &str, e: &anyhow::Error) {
+        let reason = match e.downcast_ref::<tenure::Error>() {
+            Some(tenure::Error::Invalid { param, message }) if !param.is_empty() => format!("{param}: {message}"),
+            _ => with_causes(e),
+        };
+        if !self.json {
+            self.bar.suspend(|| note(format!("not imported: {file}: {}", clean(&reason))));
+        }
+        self.failed.push(json!({"file": file, "error": reason}));
+    }
 }

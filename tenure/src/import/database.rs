@@ -1,7 +1,7 @@
 //! Opens the SQLite database of another program, and detects which one wrote it by its tables.
 
 use crate::import::imported::ImportedSession;
-use crate::import::{adk, langgraph, openai_agents};
+use crate::import::{adk, langgraph_sqlite, openai_agents};
 use crate::types::error::{Error, Result};
 use rusqlite::{Connection, OpenFlags};
 use std::path::Path;
@@ -23,8 +23,8 @@ pub fn read_database(path: impl AsRef<Path>) -> Result<Vec<Result<ImportedSessio
         _ => Error::unavailable(format!("{}: {e}", path.display())).with_source(e),
     };
     let db = open(path).map_err(to_error)?;
-    let sessions = if langgraph::is_langgraph(&db) {
-        langgraph::read(&db)
+    let sessions = if langgraph_sqlite::is_langgraph(&db) {
+        langgraph_sqlite::read(&db)
     } else if adk::is_adk(&db) {
         adk::read(&db)
     } else {

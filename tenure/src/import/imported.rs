@@ -31,7 +31,7 @@ pub enum ImportFormat {
     /// A data export of ChatGPT (`conversations.json`).
     #[serde(rename = "chatgpt")]
     ChatGpt,
-    /// A checkpoint database of LangGraph, SQLite.
+    /// A checkpoint database of LangGraph, SQLite or PostgreSQL.
     #[serde(rename = "langgraph")]
     LangGraph,
     /// A session database of Google's Agent Development Kit, SQLite.

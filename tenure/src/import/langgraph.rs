@@ -1,5 +1,5 @@
-//! Reads the SQLite database of LangGraph's checkpointer (`langgraph-checkpoint-sqlite`): the newest checkpoint of each
-//! thread contains its messages, as MessagePack. A message has the time of the checkpoint in which it first occurs.
+//! Converts the threads of LangGraph's checkpointers: the newest checkpoint of a thread contains its messages. A message
+//! has the time of the checkpoint in which it first occurs.
 
 use crate::import::builder::{ImportedCall, ImportedPart, MessageBuilder};
 use crate::import::imported::{ImportFormat, ImportedSession, SkippedPart};
@@ -9,117 +9,111 @@ use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 use crate::types::id::SessionId;
 use jiff::Timestamp;
-use rusqlite::Connection;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 
 /// The channel with the messages, as `MessagesState` names it.
-const MESSAGES: &str = "messages";
+pub(super) const MESSAGES: &str = "messages";
 
-/// A checkpoint: the type of its encoding, and its bytes.
-type CheckpointRow = (Option<String>, Option<Vec<u8>>);
-
-/// Returns true if a database has the tables of LangGraph.
-pub(super) fn is_langgraph(db: &Connection) -> bool {
-    db.prepare("SELECT thread_id, checkpoint_ns, checkpoint_id, type, checkpoint FROM checkpoints").is_ok()
+/// What the newest state of a thread consists of.
+#[derive(Debug, Default)]
+pub(super) struct NewestState {
+    /// The values of the channel with the messages.
+    pub messages: Vec<Value>,
+    /// The names of all channels that have a value.
+    pub channels: Vec<String>,
+    /// The number of subgraphs, whose checkpoints are separate.
+    pub subgraphs: u64,
+    /// The number of writes that are in no checkpoint yet.
+    pub pending_writes: u64,
 }
 
-/// Reads the threads, in the order of their first checkpoints.
-pub(super) fn read(db: &Connection) -> rusqlite::Result<Vec<Result<ImportedSession>>> {
-    let sql =
-        "SELECT thread_id FROM checkpoints WHERE checkpoint_ns = '' GROUP BY thread_id ORDER BY min(checkpoint_id)";
-    let threads = db.prepare(sql)?.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<Vec<String>>>()?;
-    threads.into_iter().map(|id| Ok(thread(&id, checkpoints(db, &id)?, subgraphs(db, &id)?))).collect()
+/// Collects the checkpoints of one thread, oldest first.
+pub(super) struct ThreadBuilder {
+    id: String,
+    location: String,
+    checkpoints: usize,
+    created_at: Option<Timestamp>,
+    first_times: HashMap<String, Timestamp>,
 }
 
-/// The checkpoints of a thread, oldest first: their ids are ordered by time.
-fn checkpoints(db: &Connection, thread: &str) -> rusqlite::Result<Vec<CheckpointRow>> {
-    let sql =
-        "SELECT type, checkpoint FROM checkpoints WHERE thread_id = ?1 AND checkpoint_ns = '' ORDER BY checkpoint_id";
-    db.prepare(sql)?.query_map([thread], |row| Ok((row.get(0).ok(), row.get(1).ok())))?.collect()
-}
+impl ThreadBuilder {
+    pub fn new(id: &str) -> Self {
+        let location = format!("thread {id:.40}");
+        Self { id: id.to_owned(), location, checkpoints: 0, created_at: None, first_times: HashMap::new() }
+    }
 
-fn subgraphs(db: &Connection, thread: &str) -> rusqlite::Result<u32> {
-    let sql = "SELECT count(DISTINCT checkpoint_ns) FROM checkpoints WHERE thread_id = ?1 AND checkpoint_ns <> ''";
-    db.query_row(sql, [thread], |row| row.get(0))
-}
+    /// Adds a checkpoint with its time, which is ignored if it is not valid.
+    pub fn add_checkpoint(&mut self, time: Option<&str>) -> Option<Timestamp> {
+        self.checkpoints += 1;
+        let time = time.and_then(|time| time.parse().ok());
+        self.created_at = self.created_at.or(time);
+        time
+    }
 
-/// Converts one thread.
-fn thread(id: &str, checkpoints: Vec<CheckpointRow>, subgraphs: u32) -> Result<ImportedSession> {
-    let location = format!("thread {:.40}", id);
-    let count = checkpoints.len();
-    let mut first_times: HashMap<String, Timestamp> = HashMap::new();
-    let mut created_at = None;
-    let mut newest = Map::new();
-    for (i, (kind, bytes)) in checkpoints.into_iter().enumerate() {
-        let item_location = format!("{location}, checkpoint {}", i + 1);
-        let state =
-            decode(kind.as_deref(), bytes.as_deref()).map_err(|reason| Error::invalid(&*item_location, reason))?;
-        let time = state.get("ts").and_then(Value::as_str).and_then(|ts| ts.parse::<Timestamp>().ok());
-        created_at = created_at.or(time);
-        if let Some(time) = time {
-            let messages = messages_of(&state).into_iter().filter_map(message_fields);
-            for key in messages.filter_map(|m| Some(m.get("id")?.as_str()?.to_owned())) {
-                first_times.entry(key).or_insert(time);
+    /// Records the time of the messages that first occur in a checkpoint.
+    pub fn record_times(&mut self, messages: &[Value], time: Option<Timestamp>) {
+        let Some(time) = time else { return };
+        let ids = messages.iter().filter_map(message_fields).filter_map(|m| m.get("id")?.as_str());
+        for id in ids {
+            if !self.first_times.contains_key(id) {
+                self.first_times.insert(id.to_owned(), time);
             }
         }
-        newest = state;
     }
-    let mut export = Export { created_at, ..Export::default() };
-    let mut skipped = Vec::new();
-    match SessionId::new(id) {
-        Ok(id) => export.session_id = Some(id),
-        Err(e) => skipped.push(SkippedPart::new("thread_id", format!("{e}; a new session id is generated"))),
-    }
-    let mut drafts = Vec::new();
-    for (i, value) in messages_of(&newest).into_iter().enumerate() {
-        let item_location = format!("{location}, messages[{i}]");
-        let Some(fields) = message_fields(value) else {
-            skipped.push(SkippedPart::new(item_location, "not a message of LangChain"));
-            continue;
-        };
-        let time = fields.get("id").and_then(Value::as_str).and_then(|id| first_times.get(id)).copied();
-        drafts.extend(message(fields, &item_location, time, &mut skipped));
-    }
-    (export.messages, export.message_times) = crate::import::builder::timed_messages(drafts)?;
-    let channels: Vec<String> = channel_values(&newest)
-        .map(|values| values.keys().filter(|k| *k != MESSAGES && !k.starts_with("branch:")).map(excerpt).collect())
-        .unwrap_or_default();
-    if !channels.is_empty() {
-        let reason = format!("channels other than `messages`: {}", channels.join(", "));
-        skipped.push(SkippedPart::new(&*location, reason));
-    }
-    if count > 1 {
-        let reason = format!("{} earlier checkpoints; the messages are those of the newest one", count - 1);
-        skipped.push(SkippedPart::new(&*location, reason));
-    }
-    if subgraphs > 0 {
-        skipped.push(SkippedPart::new(&*location, format!("the checkpoints of {subgraphs} subgraphs")));
-    }
-    Ok(ImportedSession { format: ImportFormat::LangGraph, export, skipped })
-}
 
-/// Decodes a checkpoint.
-fn decode(kind: Option<&str>, bytes: Option<&[u8]>) -> Result<Map<String, Value>, String> {
-    let bytes = bytes.ok_or("the checkpoint has no value")?;
-    let value = match kind {
-        Some("msgpack") | None => msgpack::decode(bytes).map_err(str::to_owned)?,
-        Some("json") => serde_json::from_slice(bytes).map_err(|e| format!("not valid JSON: {e}"))?,
-        Some(other) => return Err(format!("the encoding {} is not supported", excerpt(other))),
-    };
-    match value {
-        Value::Object(map) => Ok(map),
-        _ => Err("the checkpoint is not a map".to_owned()),
+    /// An error that names the thread and the checkpoint that was added last.
+    pub fn invalid_checkpoint(&self, reason: impl Into<String>) -> Error {
+        Error::invalid(format!("{}, checkpoint {}", self.location, self.checkpoints), reason)
+    }
+
+    /// Converts the thread.
+    pub fn finish(self, newest: NewestState) -> Result<ImportedSession> {
+        let Self { id, location, checkpoints, created_at, first_times } = self;
+        let mut export = Export { created_at, ..Export::default() };
+        let mut skipped = Vec::new();
+        match SessionId::new(id) {
+            Ok(id) => export.session_id = Some(id),
+            Err(e) => skipped.push(SkippedPart::new("thread_id", format!("{e}; a new session id is generated"))),
+        }
+        let mut drafts = Vec::new();
+        for (i, value) in newest.messages.iter().enumerate() {
+            let item_location = format!("{location}, messages[{i}]");
+            let Some(fields) = message_fields(value) else {
+                skipped.push(SkippedPart::new(item_location, "not a message of LangChain"));
+                continue;
+            };
+            let time = fields.get("id").and_then(Value::as_str).and_then(|id| first_times.get(id)).copied();
+            drafts.extend(message(fields, &item_location, time, &mut skipped));
+        }
+        (export.messages, export.message_times) = crate::import::builder::timed_messages(drafts)?;
+        let is_other = |name: &&String| *name != MESSAGES && !name.starts_with("branch:");
+        let channels: Vec<String> = newest.channels.iter().filter(is_other).map(excerpt).collect();
+        let mut skip = |reason: String| skipped.push(SkippedPart::new(&*location, reason));
+        if !channels.is_empty() {
+            skip(format!("channels other than `messages`: {}", channels.join(", ")));
+        }
+        if checkpoints > 1 {
+            skip(format!("{} earlier checkpoints; the messages are those of the newest one", checkpoints - 1));
+        }
+        if newest.subgraphs > 0 {
+            skip(format!("the checkpoints of {} subgraphs", newest.subgraphs));
+        }
+        if newest.pending_writes > 0 {
+            skip(format!("{} writes of a step that is not complete", newest.pending_writes));
+        }
+        Ok(ImportedSession { format: ImportFormat::LangGraph, export, skipped })
     }
 }
 
-fn channel_values(state: &Map<String, Value>) -> Option<&Map<String, Value>> {
-    state.get("channel_values")?.as_object()
-}
-
-fn messages_of(state: &Map<String, Value>) -> Vec<&Value> {
-    let messages = channel_values(state).and_then(|values| values.get(MESSAGES)?.as_array());
-    messages.into_iter().flatten().collect()
+/// Decodes a value of a checkpointer. `kind` is the type of its encoding.
+pub(super) fn decode(kind: Option<&str>, bytes: &[u8]) -> Result<Value, String> {
+    match kind {
+        Some("msgpack") | None => msgpack::decode(bytes).map_err(str::to_owned),
+        Some("json") => serde_json::from_slice(bytes).map_err(|e| format!("not valid JSON: {e}")),
+        Some("empty" | "null") => Ok(Value::Null),
+        Some(other) => Err(format!("the encoding {} is not supported", excerpt(other))),
+    }
 }
 
 /// The fields of a message: of an extension value `[module, class, fields, method]`, or of a constructor in JSON.

@@ -25,6 +25,7 @@ mod check;
 mod commit;
 mod connection;
 mod failure;
+pub(crate) mod foreign;
 mod heads;
 mod hosts;
 mod items;

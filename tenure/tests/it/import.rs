@@ -5,16 +5,18 @@
 use crate::support::{ada, id, raw};
 use serde_json::json;
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tenure::import::{
-    ImportFormat, ImportedSession, SkippedPart, read, read_database, to_mistralrs, to_mistralrs_tagged,
+    ImportFormat, ImportedSession, SkippedPart, read, read_database, read_postgres, to_mistralrs, to_mistralrs_tagged,
 };
+use tenure::testing::PostgresSchema;
 use tenure::{policy::*, rules::*, session::*, *};
 
 fn fixtures() -> Vec<PathBuf> {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/foreign");
     let mut files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|f| f.unwrap().path()).collect();
-    files.retain(|f| f.extension().is_some_and(|e| e != "want"));
+    // Dumps of PostgreSQL databases have a test of their own.
+    files.retain(|f| f.extension().is_some_and(|e| e != "want" && e != "sql"));
     files.sort();
     assert!(files.len() > 20, "the fixtures are there");
     files
@@ -57,22 +59,26 @@ fn fixtures_have_the_expected_result() {
         } else {
             read(&std::fs::read_to_string(&file).unwrap(), None)
         };
-        let got = match parsed {
-            Err(e) => describe_error(&e),
-            Ok(sessions) => {
-                let each = |(i, s): (usize, &Result<ImportedSession>)| {
-                    format!("session {}: {}", i + 1, s.as_ref().map_or_else(describe_error, describe_session))
-                };
-                sessions.iter().enumerate().map(each).collect()
-            }
-        };
-        let want = std::fs::read_to_string(file.with_extension("want")).unwrap_or_default();
-        if std::env::var_os("TENURE_WRITE_WANT").is_some() {
-            std::fs::write(file.with_extension("want"), &got).unwrap();
-            continue;
-        }
-        assert!(got == want, "{} became\n{got}", file.display());
+        check_result(&file, &parsed);
     }
+}
+
+/// Compares what a fixture became with its `.want`.
+fn check_result(file: &Path, parsed: &Result<Vec<Result<ImportedSession>>>) {
+    let got = match parsed {
+        Err(e) => describe_error(e),
+        Ok(sessions) => {
+            let each = |(i, s): (usize, &Result<ImportedSession>)| {
+                format!("session {}: {}", i + 1, s.as_ref().map_or_else(describe_error, describe_session))
+            };
+            sessions.iter().enumerate().map(each).collect()
+        }
+    };
+    let want = std::fs::read_to_string(file.with_extension("want")).unwrap_or_default();
+    if std::env::var_os("TENURE_WRITE_WANT").is_some() {
+        return std::fs::write(file.with_extension("want"), &got).unwrap();
+    }
+    assert!(got == want, "{} became\n{got}", file.display());
 }
 
 /// Parsed sessions can be imported and shown to a model.
@@ -152,6 +158,106 @@ fn damaged_databases_never_panic() {
             let read = read_database(&copy).unwrap();
             assert!(read.iter().any(Result::is_ok), "{name}: byte {i}");
         }
+    }
+}
+
+/// The dump of a database of `langgraph-checkpoint-postgres` 3.2.0, in a schema of its own.
+async fn langgraph_schema() -> Option<PostgresSchema> {
+    let schema = PostgresSchema::new()?;
+    let dump = include_str!("../fixtures/foreign/47_langgraph_postgres.sql");
+    schema.execute(&format!("CREATE SCHEMA {}; {dump}", schema.name())).await;
+    Some(schema)
+}
+
+async fn read_threads(schema: &PostgresSchema) -> Result<Vec<Result<ImportedSession>>> {
+    let mut import = read_postgres(&schema.url()).await?;
+    let mut sessions = Vec::new();
+    while let Some(session) = import.next_session().await? {
+        sessions.push(session);
+    }
+    assert_eq!(import.total(), sessions.len() as u64);
+    assert!(import.next_session().await?.is_none(), "it stays at the end");
+    Ok(sessions)
+}
+
+fn session_of<'a>(sessions: &'a [Result<ImportedSession>], id: &str) -> &'a ImportedSession {
+    let has_id = |s: &&ImportedSession| s.export.session_id.as_ref().is_some_and(|own| own.as_str() == id);
+    sessions.iter().flatten().find(has_id).unwrap()
+}
+
+#[tokio::test]
+async fn langgraph_checkpoints_in_postgresql() {
+    let Some(schema) = langgraph_schema().await else { return };
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/foreign/47_langgraph_postgres.sql");
+    let sessions = read_threads(&schema).await.unwrap();
+    check_result(&file, &Ok(sessions));
+}
+
+/// Threads and checkpoints are read in pages; the newest checkpoint has the messages, and messages keep their times.
+#[tokio::test]
+async fn langgraph_databases_of_several_pages() {
+    let Some(schema) = langgraph_schema().await else { return };
+    let sql = "INSERT INTO checkpoints
+            SELECT 'copy-' || n, checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint, metadata
+            FROM checkpoints, generate_series(1, 230) n WHERE thread_id = 'trip';
+        INSERT INTO checkpoint_blobs SELECT 'copy-' || n, checkpoint_ns, channel, version, type, blob
+            FROM checkpoint_blobs, generate_series(1, 230) n WHERE thread_id = 'trip';
+        INSERT INTO checkpoints SELECT thread_id, '', 'x-' || to_char(n, '000'), checkpoint_id, type,
+                jsonb_set(checkpoint, '{ts}', '\"2026-11-19T00:00:00Z\"'), metadata
+            FROM checkpoints, generate_series(1, 50) n
+            WHERE thread_id = 'trip' AND checkpoint_id = (SELECT max(checkpoint_id) FROM checkpoints
+                WHERE thread_id = 'trip');";
+    schema.execute(sql).await;
+    let sessions = read_threads(&schema).await.unwrap();
+    assert_eq!((sessions.len(), sessions.iter().filter(|s| s.is_ok()).count()), (233, 232));
+    assert_eq!(session_of(&sessions, "copy-230").export.messages, session_of(&sessions, "trip").export.messages);
+    assert_eq!(
+        session_of(&sessions, "copy-230").export.message_times,
+        session_of(&sessions, "trip").export.message_times
+    );
+    assert!(session_of(&sessions, "trip").skipped.iter().any(|s| s.reason.starts_with("57 earlier checkpoints")));
+
+    // The newest checkpoint, on the last page, refers to an earlier version.
+    let sql = "UPDATE checkpoints c SET checkpoint = jsonb_set(checkpoint, '{channel_versions,messages}', to_jsonb(
+            (SELECT min(version) FROM checkpoint_blobs b WHERE b.thread_id = 'trip' AND b.channel = 'messages')))
+        WHERE thread_id = 'trip' AND checkpoint_id = 'x- 050'";
+    schema.execute(sql).await;
+    let sessions = read_threads(&schema).await.unwrap();
+    assert_eq!(session_of(&sessions, "trip").export.messages.len(), 2);
+    assert_eq!(session_of(&sessions, "copy-1").export.messages.len(), 7);
+}
+
+/// A value that cannot be decoded is an error of its thread only, and a database of another form one of the database.
+#[tokio::test]
+async fn invalid_langgraph_databases_in_postgresql() {
+    let Some(schema) = langgraph_schema().await else { return };
+    for (damage, reason) in [
+        ("UPDATE checkpoint_blobs SET blob = '\\xc1' WHERE thread_id = 'trip'", "the byte 0xc1 is not used"),
+        ("UPDATE checkpoint_blobs SET type = 'pickle' WHERE thread_id = 'trip'", "the encoding \"pickle\" is not"),
+        ("UPDATE checkpoint_blobs SET type = 'json', blob = '7' WHERE thread_id = 'trip'", "not a list"),
+        ("DELETE FROM checkpoint_blobs WHERE thread_id = 'trip'", "DeltaChannel"),
+    ] {
+        schema.execute(damage).await;
+        let sessions = read_threads(&schema).await.unwrap();
+        let Err(Error::Invalid { param, message }) = &sessions[0] else { panic!("{damage}: {:?}", sessions[0]) };
+        assert_eq!(param, "thread trip, checkpoint 8", "{damage}");
+        assert!(message.contains(reason), "{damage}: {message}");
+        assert!(sessions[1].is_ok(), "{damage}");
+    }
+    // A checkpoint of an unknown form does not end the transaction.
+    schema.execute("UPDATE checkpoints SET checkpoint = '{\"channel_values\": 7, \"channel_versions\": []}'").await;
+    assert!(read_threads(&schema).await.unwrap().iter().all(|s| s.as_ref().unwrap().export.messages.is_empty()));
+    // As the tables of `ShallowPostgresSaver` are.
+    schema.execute("ALTER TABLE checkpoint_blobs DROP COLUMN version").await;
+    let e = read_threads(&schema).await.unwrap_err();
+    assert!(e.code() == "invalid" && e.to_string().contains("is not a checkpoint database of LangGraph"), "{e}");
+    for (url, code) in [
+        ("postgres://me:sesame@127.0.0.1:1/db?sslmode=disable", "unavailable"),
+        ("postgres://me:sesame@127.0.0.1/db?sslmode=sesame", "invalid"),
+    ] {
+        let e = read_postgres(url).await.unwrap_err();
+        assert_eq!(e.code(), code, "{e}");
+        assert!(!format!("{e} {e:?}").contains("sesame"), "{e:?}");
     }
 }
 

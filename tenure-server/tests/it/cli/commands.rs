@@ -157,3 +157,35 @@ fn help_groups_the_global_options() {
         assert!(script.contains(word), "{word}");
     }
 }
+
+/// The threads of a LangGraph database on PostgreSQL become sessions. The password of its URL is never printed.
+#[tokio::test]
+async fn a_postgresql_database_of_langgraph_is_imported() {
+    let Some(schema) = crate::support::PostgresSchema::new() else { return };
+    let dump = std::fs::read_to_string(fixture("47_langgraph_postgres.sql")).unwrap();
+    schema.execute(&format!("CREATE SCHEMA {}; {dump}", schema.name())).await;
+    let url = schema.url();
+    let (user, address) = url.strip_prefix("postgres://").and_then(|rest| rest.split_once('@')).unwrap();
+    let user = user.split(':').next().unwrap();
+    let (url, shown) = (format!("postgres://{user}:sesame@{address}"), format!("postgres://{user}:***@{address}"));
+    let dir = temp();
+    let dir = dir.path();
+    let import = |args: &[&str]| {
+        let output = tenure(dir, &[&["sessions", "import"], args].concat());
+        assert!(!output.out.contains("sesame") && !output.err.contains("sesame"), "{}{}", output.out, output.err);
+        output
+    };
+    let output = import(&[&url]);
+    assert!(output.out.contains(&format!("trip: 7 messages from {shown} (langgraph)\n")), "{}", output.out);
+    assert!(output.out.contains("  left out: thread user@example.com: the checkpoints of 1 subgraphs\n"));
+    assert!(output.err.contains(&format!("not imported: {shown}: thread deltas, checkpoint 3: ")), "{}", output.err);
+    output.fails(1, "1 could not be imported");
+    let trip = tenure(dir, &["sessions", "show", "trip", "--json"]).json();
+    assert_eq!(trip["messages"][6]["created_at"], "2026-11-18T16:10:06.401962Z", "{trip}");
+
+    let again = import(&[&url, "--json"]);
+    let report: Value = serde_json::from_str(&again.out).unwrap();
+    assert_eq!((&report["sessions"], &report["duplicate_of"]), (&json!([]), &json!(["trip", "user@example.com"])));
+    import(&[&url, "--id", "mine"]).fails(1, "--id applies to a single session");
+    import(&["postgres://me:sesame@127.0.0.1:1/db?sslmode=disable"]).fails(1, "could not be imported");
+}
