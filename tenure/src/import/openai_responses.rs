@@ -8,7 +8,6 @@ use crate::session::transfer::export::Export;
 use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 use crate::types::raw_object::RawObjectRef;
-use jiff::Timestamp;
 
 /// The known fields of an item, which are not listed as skipped.
 const ITEM_FIELDS: [&str; 8] = ["type", "role", "content", "call_id", "name", "arguments", "input", "output"];
@@ -56,7 +55,8 @@ impl ResponsesReader {
     }
 
     /// Converts the next item, which has a time.
-    pub fn item_at(&mut self, raw: &str, location: &str, time: Option<Timestamp>) -> Result<()> {
+    #[cfg(feature = "sqlite")]
+    pub fn item_at(&mut self, raw: &str, location: &str, time: Option<jiff::Timestamp>) -> Result<()> {
         let before = self.drafts.len();
         self.item(raw, location)?;
         self.drafts[before..].iter_mut().for_each(|draft| draft.time = time);

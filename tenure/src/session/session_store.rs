@@ -63,7 +63,7 @@ use jiff::Timestamp;
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<()> {
 /// let store = JsonStore::default();
-/// let now = Clock::System.now();
+/// let now = Clock::default().now();
 /// let id = SessionId::new("trip")?;
 /// let export = Export { messages: vec![Message::user("hi"), Message::assistant("hello")], ..Export::default() };
 /// let mut session = Session::from_export(&Principal::default(), &id, &export)?;

@@ -106,6 +106,7 @@ impl ExpiryCutoffs {
 
     /// The cutoffs of assistants in microseconds, as parallel lists, and the default. A cutoff before every
     /// possible time means that sessions do not expire.
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
     pub(crate) fn in_micros(&self) -> (Vec<String>, Vec<i64>, i64) {
         // Stored times are whole microseconds: a cutoff is rounded up.
         let micros =
