@@ -156,6 +156,38 @@ async fn every_released_format_opens() {
     }
 }
 
+/// The views in a file of each format show its checkpoints and runs.
+#[tokio::test]
+async fn the_views_of_every_released_format_can_be_read() {
+    for format in 1..=FORMAT {
+        let dir = tempfile::tempdir().unwrap();
+        copy(&folder(format), dir.path());
+        drop(Tenure::open_with(&url("sqlite", dir.path()), options()).await.unwrap());
+        let sql = rusqlite::Connection::open(dir.path().join("tenure.db")).unwrap();
+        let query = "SELECT json_array(c.id, r.id, r.status, c.step_index, c.updated_at, json(c.state))
+            FROM workflow_checkpoints c JOIN runs r
+                ON r.tenant = c.tenant AND r.session_id = c.session_id AND r.id = c.run_id
+            WHERE c.tenant = 'acme' AND c.session_id = 'every.kind'";
+        let row: String = sql.query_row(query, [], |r| r.get(0)).unwrap();
+        let state = serde_json::json!({
+            "label": "here",
+            "position": 2,
+            "messages": [
+                {"role": "user", "content": "hello \0 é", "x": 1.1},
+                {"role": "system", "content": "be polite"},
+            ],
+            "pending_tool_calls": [],
+            "tool_results": [],
+            "metadata": {"k": 1.5},
+            "state": {"n": 1},
+        });
+        assert_eq!(
+            serde_json::from_str::<serde_json::Value>(&row).unwrap(),
+            serde_json::json!(["acme/every.kind/4", "r1", "completed", 3, "2026-01-01T00:00:00.000007Z", state])
+        );
+    }
+}
+
 #[tokio::test]
 async fn a_newer_format_is_refused() {
     let dir = tempfile::tempdir().unwrap();

@@ -217,4 +217,7 @@ async fn a_state_shows_a_replacement_for_nul() {
             "state": {"key\u{fffd}": ["\u{fffd}\u{fffd}", "\\\u{fffd}", "\\u0000", "\\\\u0000"]},
         })
     );
+    // Half of a surrogate pair is not a character: the text is shown as it is.
+    let rows = db.rows(r#"SELECT tenure_jsonb('["\ud800"]')::text"#).await;
+    assert_eq!(serde_json::from_str::<Value>(rows[0].get(0)).unwrap(), json!(r#"["\ud800"]"#));
 }
