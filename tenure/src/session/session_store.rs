@@ -32,7 +32,9 @@ use jiff::Timestamp;
 ///         let texts = self.0.lock().unwrap();
 ///         let text = texts.get(id).ok_or(Error::NotFound { session_id: id.clone() })?;
 ///         let export: Export = serde_json::from_str(text).map_err(|e| Error::corrupt_from(id, e))?;
-///         Session::from_export(&Principal::default(), id, &export)
+///         let mut session = Session::from_export(&Principal::default(), id, &export)?;
+///         session.mark_saved();
+///         Ok(session)
 ///     }
 ///
 ///     async fn save(&self, session: &mut Session) -> Result<()> {
@@ -80,7 +82,7 @@ use jiff::Timestamp;
 /// ```
 #[async_trait]
 pub trait SessionStore: Send + Sync {
-    /// Loads a session.
+    /// Loads a session. It has no unsaved changes ([`Session::mark_saved`]).
     async fn load(&self, id: &SessionId) -> Result<Session>;
 
     /// Saves a session. Its unsaved changes count as saved afterwards ([`Session::mark_saved`]).
