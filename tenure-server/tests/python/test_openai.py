@@ -128,7 +128,7 @@ def test_errors(client, session):
         client.chat.completions.create(model="rehearsal", messages=[])
     assert (error.value.code, error.value.param) == ("invalid", "messages")
     with pytest.raises(openai.BadRequestError) as error:
-        send(client, "not/an/id", "Hello")
+        send(client, "not an id\n", "Hello")
     assert error.value.code == "invalid"
     with pytest.raises(openai.NotFoundError) as error:
         client.chat.completions.create(
