@@ -37,7 +37,7 @@ pub fn rewound_text(id: &str, rewound: &Value) -> String {
 /// A change of a session's title.
 #[derive(Debug)]
 pub enum TitleChange {
-    /// None: the title is printed.
+    /// The title is printed, and not changed.
     Show,
     /// The title is replaced.
     Set(String),

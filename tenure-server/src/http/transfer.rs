@@ -60,7 +60,7 @@ pub async fn export(
             let session = app.tenure.browsing(&principal).load(&principal, &id).await?;
             let seq = session.head().seq;
             let (body, skipped) = import::to_mistralrs_tagged(&session.into())?;
-            let list = if skipped.is_empty() { SKIPPED_BY_TAGGED } else { SKIPPED_BY_TAGGED_WITH_FIELDS };
+            let list = if skipped.is_empty() { SKIPPED_BY_MESSAGES } else { SKIPPED_BY_TAGGED_WITH_FIELDS };
             return Ok(with_skipped_header(view::json(StatusCode::OK, Some(seq), body), list));
         }
         "jsonl" => {
@@ -88,10 +88,8 @@ pub const SKIPPED_HEADER: &str = "x-tenure-left-out";
 /// The parts of a session that a list of messages cannot represent.
 const SKIPPED_BY_MESSAGES: &str = "info,timestamps,runs,reviews,checkpoints,discarded";
 
-/// The parts of a session that the tagged format of mistral.rs cannot represent.
-const SKIPPED_BY_TAGGED: &str = "info,timestamps,runs,reviews,checkpoints,discarded";
-
-/// The same, for messages with fields of other types than text and lists of objects.
+/// The parts of a session that the tagged format of mistral.rs cannot represent if a message has a field that is
+/// neither text nor a list of objects. Without such a field, they are those of a list of messages.
 const SKIPPED_BY_TAGGED_WITH_FIELDS: &str = "info,timestamps,runs,reviews,checkpoints,discarded,fields";
 
 /// The parts of a session that the response of `GET /v1/sessions/{id}` does not contain.
