@@ -28,7 +28,6 @@ pub mod pages;
 pub mod purge;
 pub mod random;
 pub mod reopen;
-pub mod search;
 pub mod snapshots;
 
 mod fixture;
@@ -104,6 +103,7 @@ macro_rules! conformance {
                 the_new_item_is_never_evicted
                 replacing_an_item_evicts_nothing
                 use_is_recorded_and_counted
+                several_items_are_read_at_once
                 use_delays_eviction
                 items_are_listed_by_key
                 an_item_is_removed_once
@@ -112,15 +112,6 @@ macro_rules! conformance {
                 namespaces_are_separate
                 a_namespace_requires_its_session
                 only_namespaces_of_the_owner_are_deleted;
-            search:
-                items_are_found_by_a_word
-                words_have_no_case
-                only_whole_words_count
-                the_best_come_first
-                only_the_namespace_is_searched
-                no_text_is_a_syntax_error
-                an_empty_query_finds_nothing
-                removed_items_are_not_found;
             blobs:
                 a_blob_reads_back
                 a_blob_may_be_committed_twice

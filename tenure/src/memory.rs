@@ -19,15 +19,19 @@
 //! ```
 
 pub(crate) mod dream;
+pub(crate) mod index;
+pub(crate) mod injection;
 pub(crate) mod memories;
 pub(crate) mod preferences;
 pub(crate) mod recall;
 pub(crate) mod retract;
+pub(crate) mod supersede;
 pub(crate) mod tool;
 pub(crate) mod vectors;
 
 pub use crate::types::memory::{Memory, MemoryKind, MemorySource};
 pub use dream::{Dream, DreamRules, PromotedMemory};
+pub use injection::InjectedMemory;
 pub use memories::{MemoryTarget, NewMemory};
 pub use preferences::MAX_PREFERENCES;
-pub use recall::{InjectedMemory, RecallHit, RecallResult};
+pub use recall::{MAX_QUESTIONS, RecallHit, RecallResult};

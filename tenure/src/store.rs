@@ -25,7 +25,6 @@
 //! # }
 //! ```
 
-pub(crate) mod bm25;
 pub(crate) mod contract;
 pub(crate) mod finding;
 pub(crate) mod item;
@@ -44,7 +43,7 @@ pub use contract::{
     Commit, Concurrency, FORMAT, HeadCheck, HeadChecker, MAX_PAGE_BYTES, Notifier, OpenRepair, Store, WriteCost,
 };
 pub use finding::{Finding, MAX_FINDINGS, Orphan, Remedy};
-pub use item::{Hit, Item, Namespace, Owner};
+pub use item::{Item, Namespace, Owner};
 pub use jsonl::JsonlStore;
 pub use memory::MemoryStore;
 pub use open::{format, open, redacted};

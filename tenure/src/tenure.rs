@@ -4,11 +4,11 @@
 use crate::engine::core::Engine;
 use crate::engine::hooks::{ArchiveHook, SessionEndHook};
 use crate::engine::live_count::Eviction;
+use crate::engine::memory_index::MemoryState;
 use crate::engine::options::Options;
 use crate::engine::pending_commit::PendingCommit;
 use crate::engine::quota::Usage;
 use crate::engine::turn_lock::{TurnLoad, TurnLocks};
-use crate::engine::vector_index::MemoryState;
 use crate::engine::write::Committed;
 use crate::executors::tools::Tools;
 use crate::rules::partial::PartialSession;

@@ -24,8 +24,9 @@ pub enum MemoriesCommand {
     },
     /// Search memories that are relevant to a question
     Search {
-        /// The question
-        question: String,
+        /// The question; several are searched at once
+        #[arg(required = true, value_name = "QUESTION")]
+        questions: Vec<String>,
         #[command(flatten)]
         owner: OwnerArgs,
         /// Maximum number of results
@@ -36,6 +37,12 @@ pub enum MemoriesCommand {
     Add {
         /// The text: one fact
         text: String,
+        /// When it was said or became true (RFC 3339); default: now
+        #[arg(long, value_name = "TIME")]
+        timestamp: Option<String>,
+        /// An older memory that it supersedes (repeatable)
+        #[arg(long, value_name = "ID")]
+        supersedes: Vec<String>,
         #[command(flatten)]
         owner: OwnerArgs,
     },
@@ -100,9 +107,9 @@ impl MemoriesCommand {
         let client = target.client(Needs::Vectors).await?;
         match self {
             Self::List { owner, limit } => list(&client, &owner, limit, json).await?,
-            Self::Search { question, owner, limit } => search(&client, &question, &owner, limit, json).await?,
-            Self::Add { text, owner } => {
-                let mut body = json!({"text": text});
+            Self::Search { questions, owner, limit } => search(&client, &questions, &owner, limit, json).await?,
+            Self::Add { text, timestamp, supersedes, owner } => {
+                let mut body = json!({"text": text, "timestamp": timestamp, "supersedes": supersedes});
                 for (name, value) in owner.pairs() {
                     body[name] = json!(value);
                 }
@@ -153,10 +160,17 @@ fn table(memories: &[Value]) -> String {
     output::table(["id", "age", "uses", "scope", "text"], memories.iter().map(row).collect())
 }
 
-async fn search(client: &ApiClient, question: &str, owner: &OwnerArgs, limit: usize, json: bool) -> anyhow::Result<()> {
+async fn search(
+    client: &ApiClient,
+    questions: &[String],
+    owner: &OwnerArgs,
+    limit: usize,
+    json: bool,
+) -> anyhow::Result<()> {
     let limit = limit.to_string();
     let mut pairs = owner.pairs();
-    pairs.extend([("q", question), ("limit", limit.as_str())]);
+    pairs.extend(questions.iter().map(|question| ("q", question.as_str())));
+    pairs.push(("limit", limit.as_str()));
     let text = client.send(Method::GET, &format!("/memories/search{}", query(&pairs)), None).await?.text().await?;
     if json {
         return Ok(line(text)?);

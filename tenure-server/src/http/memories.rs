@@ -10,12 +10,13 @@ use crate::http::view::{CreateErrors, ListErrors, LookupErrors, ReadErrors, Writ
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tenure::rules::excerpt;
 use tenure::{
     Principal, Seq, SessionId,
-    memory::{Dream, Memory, MemoryKind, MemoryTarget, RecallResult},
+    memory::{Dream, MAX_QUESTIONS, Memory, MemoryKind, MemoryTarget, RecallResult},
 };
 use utoipa::ToSchema;
 
@@ -44,6 +45,15 @@ pub struct NewMemory {
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     metadata: Option<Map<String, Value>>,
+    /// When it was said or became true, RFC 3339; default: now. Memories are ordered by it, and a newer one supersedes
+    /// those that it updates.
+    #[serde(default)]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    timestamp: Option<Timestamp>,
+    /// The ids of older memories that it supersedes: they are kept and found after it, but no longer injected into
+    /// prompts. Those that it updates by its words ("my new address is …") are found without this.
+    #[serde(default)]
+    supersedes: Option<Vec<String>>,
 }
 
 /// A memory.
@@ -73,7 +83,8 @@ pub struct MemoryList {
 pub struct RecallView {
     /// `list`.
     object: &'static str,
-    /// The memories, best first, each with its `score`, and with its `similarity` if it was found by similarity search.
+    /// The memories, best first, each with its `score`, the `coverage` of the question's words, and the `similarity` of
+    /// its meaning if it has a vector.
     #[schema(value_type = Vec<Object>)]
     data: Vec<tenure::memory::RecallHit>,
     /// `hybrid`, or `full_text` if similarity search was not available.
@@ -153,7 +164,8 @@ fn target_from_query(params: &mut StrictQuery) -> ApiResult<MemoryTarget> {
 
 /// Add a memory
 ///
-/// A memory with the same text is deduplicated: it is refreshed and gets one more source.
+/// A memory with the same text is deduplicated: it is refreshed and gets one more source. Older memories that it
+/// updates are superseded by it.
 #[utoipa::path(
     post, path = "/memories", tag = "memories", operation_id = "create_memory",
     request_body(content = NewMemory),
@@ -168,7 +180,14 @@ pub async fn create(
     let target = memory_target(body.session_id, body.assistant_id)?;
     let messages = body.messages.unwrap_or_default();
     let metadata = body.metadata.unwrap_or_default();
-    let new = tenure::memory::NewMemory { text: body.text, kind: body.kind, messages, metadata };
+    let new = tenure::memory::NewMemory {
+        text: body.text,
+        kind: body.kind,
+        messages,
+        metadata,
+        timestamp: body.timestamp,
+        supersedes: body.supersedes.unwrap_or_default(),
+    };
     let memory = app.tenure.remember(&principal, &target, new).await?;
     Ok((StatusCode::CREATED, Json(view(memory))))
 }
@@ -210,11 +229,12 @@ pub async fn list(State(app): State<AppState>, caller: Caller, mut params: Stric
 
 /// Recall memories
 ///
-/// By full text, and by similarity if an embedder is configured and available.
+/// By words, and by similarity if an embedder is configured and available. A memory that a newer one supersedes comes
+/// after it.
 #[utoipa::path(
     get, path = "/memories/search", tag = "memories", operation_id = "search_memories",
     params(
-        ("q" = String, Query, description = "The question"),
+        ("q" = String, Query, description = "The question. May be repeated, at most 8 times: a memory is ranked by the question that it matches best"),
         ("session_id" = Option<String>, Query, description = "The memories of this session, in its assistant's scope"),
         ("assistant_id" = Option<String>, Query, description = "The memories of this assistant; without session and assistant, the user's own"),
         ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "Page size; default 20"),
@@ -229,12 +249,18 @@ pub async fn search(
     let principal = caller.authorize_read()?;
     let target = target_from_query(&mut params)?;
     let limit = params.limit(app.config.limits.max_page)?;
-    let question = params.one("q")?.filter(|q| !q.trim().is_empty());
-    let question =
-        question.ok_or_else(|| ApiError::invalid("q", "`q` is missing or empty; send the search terms as `?q=…`"))?;
+    let questions = params.all("q");
+    if questions.is_empty() || questions.iter().any(|q| q.trim().is_empty()) {
+        return Err(ApiError::invalid("q", "`q` is missing or empty; send the search terms as `?q=…`"));
+    }
+    if questions.len() > MAX_QUESTIONS {
+        let message = format!("`q` is given {} times; at most {MAX_QUESTIONS} questions are searched", questions.len());
+        return Err(ApiError::invalid("q", message));
+    }
     params.reject_unknown()?;
+    let questions: Vec<&str> = questions.iter().map(String::as_str).collect();
     let RecallResult { memories, by_meaning, note, .. } =
-        app.tenure.browsing(&principal).recall(&principal, &target, &question, limit).await?;
+        app.tenure.browsing(&principal).recall_any(&principal, &target, &questions, limit).await?;
     let mode = if by_meaning { "hybrid" } else { "full_text" };
     Ok(Json(RecallView { object: "list", data: memories, mode, note }))
 }

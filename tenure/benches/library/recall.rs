@@ -49,12 +49,11 @@ async fn write_memories(store: &Arc<dyn Store>, count: usize) {
             for n in (worker..count).step_by(64) {
                 let bytes: Vec<u8> = vector(n).into_iter().map(|n| n as u8).collect();
                 let bytes = base64::engine::general_purpose::STANDARD_NO_PAD.encode(bytes);
-                let value =
-                    serde_json::json!({"sources": {"@bench": []}, "vector": {"model": "bench", "bytes": bytes}});
+                let vector = serde_json::json!({"model": "bench", "bytes": bytes});
+                let value = serde_json::json!({"text": sentence(n, 12), "sources": {" bench": []}, "vector": vector});
                 let item = Item {
                     key: format!("mem_{n:08}"),
                     value: value.to_string(),
-                    text: Some(sentence(n, 12)),
                     created_at: at,
                     used_at: at,
                     uses: 0,
@@ -91,7 +90,10 @@ pub async fn among(report: &mut Report) {
                 by_words.store().clone(),
                 Options { embedder: Some(instant_embedder()), ..Options::default() },
             );
-            by_both.recall(&bench_principal(), &MemoryTarget::Own, "word1", 8).await.unwrap();
+            // The first recall of a process loads the index.
+            for tenure in [&by_words, &by_both] {
+                tenure.recall(&bench_principal(), &MemoryTarget::Own, "word1", 8).await.unwrap();
+            }
             let mut times = [Vec::new(), Vec::new()];
             for i in 0..100 {
                 let question = sentence(1_000_000 + i, 4);
@@ -113,7 +115,7 @@ pub async fn among(report: &mut Report) {
                 ms(large),
                 ms(small),
                 ratio(large, small),
-                Promise::AtMost(10.0),
+                Promise::AtMost(5.0),
             );
         }
         report.row(

@@ -104,7 +104,7 @@ CREATE INDEX tenure_record_checkpoint ON tenure_record (tenant, session, seq)
 CREATE INDEX tenure_record_rewound ON tenure_record (tenant, session, seq)
     WHERE starts_with(entry, '{"rewound":');
 
--- Items of namespaces. `words` are the words of `text`, as the library splits and folds them.
+-- Items of namespaces.
 CREATE TABLE tenure_item (
     created_at bigint NOT NULL,
     used_at    bigint NOT NULL,
@@ -115,12 +115,9 @@ CREATE TABLE tenure_item (
     namespace  text COLLATE "C" NOT NULL,
     key        text COLLATE "C" NOT NULL,
     value      text COLLATE "C" NOT NULL,
-    text       text COLLATE "C",
-    words      tsvector,
     PRIMARY KEY (tenant, owner, namespace, key)
 ) WITH (fillfactor = 90); -- updates of the use count stay on their page
 
-CREATE INDEX tenure_item_words ON tenure_item USING gin (words) WHERE words IS NOT NULL;
 CREATE INDEX tenure_item_expires ON tenure_item (expires_at) WHERE expires_at IS NOT NULL;
 
 -- Media, once per tenant.

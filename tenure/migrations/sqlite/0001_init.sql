@@ -83,47 +83,21 @@ create index record_rewound on record (record_key >> 32, record_key desc) where 
 
 -- Items of namespaces.
 create table item (
-    id              integer primary key,
-    tenant          text    not null,
-    owner           text    not null,     -- session/ID, user/NAME, group/NAME or tenant
-    namespace       text    not null,
-    key             text    not null,
-    value           text    not null,
-    text            text,
-    namespace_token text,                 -- one FTS5 token for the namespace, in item_text; null without a text
-    created_at      integer not null,
-    used_at         integer not null,
-    uses            integer not null,
-    expires_at      integer
+    id         integer primary key,
+    tenant     text    not null,
+    owner      text    not null,          -- session/ID, user/NAME, group/NAME or tenant
+    namespace  text    not null,
+    key        text    not null,
+    value      text    not null,
+    created_at integer not null,
+    used_at    integer not null,
+    uses       integer not null,
+    expires_at integer
 ) strict;
 
 create unique index item_key on item (tenant, owner, namespace, key);
 create index item_used on item (tenant, owner, namespace, used_at);
 create index item_expires on item (expires_at) where expires_at is not null;
-
--- Full-text index of the items that have a text. With `namespace_token` as an additional word, a search reads only its
--- own namespace.
-create view item_with_text (id, namespace_token, text) as
-    select id, namespace_token, text from item where text is not null;
-create virtual table item_text using fts5(
-    namespace_token, text, content = 'item_with_text', content_rowid = 'id', tokenize = 'unicode61 remove_diacritics 2'
-);
-insert into item_text (item_text, rank) values ('secure-delete', 1);
-
-create trigger item_text_insert after insert on item when new.text is not null begin
-    insert into item_text (rowid, namespace_token, text) values (new.id, new.namespace_token, new.text);
-end;
-create trigger item_text_delete after delete on item when old.text is not null begin
-    insert into item_text (item_text, rowid, namespace_token, text)
-        values ('delete', old.id, old.namespace_token, old.text);
-end;
--- One trigger for both steps: the order of two triggers is not defined.
-create trigger item_text_update after update of text on item begin
-    insert into item_text (item_text, rowid, namespace_token, text)
-        select 'delete', old.id, old.namespace_token, old.text where old.text is not null;
-    insert into item_text (rowid, namespace_token, text)
-        select new.id, new.namespace_token, new.text where new.text is not null;
-end;
 
 -- Media, once per tenant, and the references of sessions to them.
 create table blob (

@@ -260,22 +260,26 @@ async fn random_operations(store: Arc<dyn Store>, namespaces: Vec<Namespace>, se
         let time = timestamp(rng.below(100) as i64);
         match rng.below(8) {
             0..3 => {
-                let text = Some(format!("some words {n}"));
                 let expires_at = rng.once_in(2).then_some(time);
                 let max_items = rng.once_in(2).then(|| rng.below(5));
-                store.put(&namespace, &Item { text, expires_at, ..item(&name, n) }, max_items).await?;
+                store.put(&namespace, &Item { expires_at, ..item(&name, n) }, max_items).await?;
             }
             3 => drop(store.get(&namespace, &name, Some(time)).await?),
             4 => drop(store.remove(&namespace, &name).await?),
             5 => drop(store.expire(time, 1 + rng.below(5)).await?),
-            6 => drop(store.search(&namespace, "words", 5).await?),
+            6 => {
+                let names: Vec<_> = (0..6).map(|k| format!("k{k}")).collect();
+                let mut names: Vec<_> = names.iter().map(String::as_str).collect();
+                names.rotate_left(rng.below(6));
+                drop(store.get_many(&namespace, &names, Some(time)).await?);
+            }
             _ => drop(append_message(&*store, &key("default", "s"), "hi").await?),
         }
     }
     Ok(())
 }
 
-/// Tasks that put, use, search, remove and expire the same items all finish, and none fails.
+/// Tasks that put, use, remove and expire the same items all finish, and none fails.
 pub async fn namespaces_do_not_deadlock(Fixture { store, .. }: Fixture) {
     let mut log = SessionLog::new("s");
     log.save(&*store).await;
@@ -286,13 +290,11 @@ pub async fn namespaces_do_not_deadlock(Fixture { store, .. }: Fixture) {
     {
         result.unwrap();
     }
-    // The remaining items are consistent: each key exists once, and is found exactly if it exists.
+    // The remaining items are consistent: each key exists once, and can be read.
     for namespace in &namespaces {
         let remaining: Vec<_> = store.items(namespace, None, 100).await.unwrap().into_iter().map(|i| i.key).collect();
         assert!(remaining.is_sorted_by(|a, b| a < b), "{remaining:?}");
-        let hits = store.search(namespace, "words", 100).await.unwrap();
-        let mut hit_keys: Vec<_> = hits.into_iter().map(|h| h.item.key).collect();
-        hit_keys.sort();
-        assert_eq!(hit_keys, remaining);
+        let names: Vec<_> = remaining.iter().map(String::as_str).collect();
+        assert_eq!(store.get_many(namespace, &names, None).await.unwrap().len(), remaining.len());
     }
 }

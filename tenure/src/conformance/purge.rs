@@ -2,7 +2,6 @@
 
 use super::fixture::Fixture;
 use crate::store::contract::{Commit, Store};
-use crate::store::item::Item;
 use crate::store::query::{OwnerFilter, SessionQuery};
 use crate::testing::records::{SessionLog, blob, item, key, read_all, session_namespace, state, timestamp};
 use crate::types::entry::SessionCreated;
@@ -10,8 +9,7 @@ use crate::types::id::Tenant;
 
 /// Stores a session with records, an item and a blob.
 async fn save_full_session(store: &dyn Store, log: &mut SessionLog) {
-    let remembered = Item { text: Some("remembered".to_owned()), ..item("k", 1) };
-    let items = vec![("memory".to_owned(), remembered)];
+    let items = vec![("memory".to_owned(), item("k", 1))];
     let blobs = vec![blob("a picture")];
     store.commit(&Commit { items, blobs, ..log.push_message("one").commit() }).await.unwrap();
     log.push_message("two").save(store).await;
@@ -28,7 +26,6 @@ pub async fn everything_of_a_session_is_purged(Fixture { store, .. }: Fixture) {
     let memory = session_namespace(&log.key, "memory");
     assert_eq!(store.items(&memory, None, 9).await.unwrap(), []);
     assert_eq!(store.get(&memory, "k", None).await.unwrap(), None);
-    assert_eq!(store.search(&memory, "remembered", 9).await.unwrap(), []);
     assert_eq!(store.blob(&Tenant::default(), &blob("a picture").id).await.unwrap(), None);
     assert_eq!(store.put(&memory, &item("k", 1), None).await.unwrap_err().code(), "not_found");
     assert_eq!(store.commit(&log.push_message("three").commit()).await.unwrap_err().code(), "not_found");

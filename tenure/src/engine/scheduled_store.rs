@@ -3,7 +3,7 @@
 use crate::engine::read_scheduler::{Permit, Scheduler};
 use crate::store::contract::{Commit, Concurrency, HeadChecker, Notifier, Store};
 use crate::store::finding::{Finding, Orphan};
-use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::item::{Item, Namespace, Owner};
 use crate::store::query::{HeadPage, OwnerFilter, RecordRange, SessionQuery};
 use crate::store::snapshot::Snapshots;
 use crate::types::blob::BlobId;
@@ -139,6 +139,11 @@ impl Store for ScheduledStore {
         self.inner.get(namespace, key, used_at).await
     }
 
+    async fn get_many(&self, namespace: &Namespace, keys: &[&str], used_at: Option<Timestamp>) -> Result<Vec<Item>> {
+        let _permit = self.read(&namespace.tenant).await?;
+        self.inner.get_many(namespace, keys, used_at).await
+    }
+
     async fn items(&self, namespace: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
         let _permit = self.read(&namespace.tenant).await?;
         self.inner.items(namespace, after, limit).await
@@ -147,11 +152,6 @@ impl Store for ScheduledStore {
     async fn remove(&self, namespace: &Namespace, key: &str) -> Result<bool> {
         let _permit = self.write(&namespace.tenant).await?;
         self.inner.remove(namespace, key).await
-    }
-
-    async fn search(&self, namespace: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
-        let _permit = self.read(&namespace.tenant).await?;
-        self.inner.search(namespace, text, limit).await
     }
 
     async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {

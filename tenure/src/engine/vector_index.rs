@@ -1,21 +1,12 @@
-//! In-process vector indexes of memories: a bounded cache that is searched by cosine similarity.
-//! Large indexes are first narrowed to the candidates with the nearest sign bits (D-074).
+//! The vectors of the memories of one namespace, searched by cosine similarity. Large indexes are first narrowed to
+//! the candidates with the nearest sign bits (D-074).
 
-use crate::store::item::Namespace;
 use crate::types::memory::MemoryRecord;
 use crate::types::vector::{Vector, quantize};
-use jiff::Timestamp;
-use quick_cache::sync::Cache;
-use quick_cache::{OptionsBuilder, Weighter};
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
-use tokio::sync::{Mutex, MutexGuard};
 
 /// The minimum number of vectors with the nearest sign bits that are compared by cosine similarity.
 pub(crate) const MIN_CANDIDATES: usize = 256;
-
-/// The minimum cosine similarity of a result.
-pub(crate) const MIN_COSINE: f32 = 0.2;
 
 /// The sign bits of a vector, packed into words of 64 bits.
 pub(crate) fn signs(numbers: &[i8]) -> Vec<u64> {
@@ -26,6 +17,12 @@ pub(crate) fn signs(numbers: &[i8]) -> Vec<u64> {
 /// The dot product of two quantized vectors.
 pub(crate) fn dot_product(a: &[i8], b: &[i8]) -> i32 {
     a.iter().zip(b).map(|(a, b)| i32::from(*a) * i32::from(*b)).sum()
+}
+
+/// The cosine similarity of two quantized vectors of the same length.
+pub(crate) fn cosine(a: &[i8], b: &[i8]) -> f32 {
+    let norm = |v: &[i8]| (dot_product(v, v) as f32).sqrt().max(1.0);
+    dot_product(a, b) as f32 / (norm(a) * norm(b))
 }
 
 /// The vector index of one namespace.
@@ -45,10 +42,6 @@ pub(crate) struct VectorIndex {
     pub numbers: Vec<i8>,
     /// The keys of memories without a vector of this model.
     pub without_vector: HashSet<String>,
-    /// The change notes that were applied, with the times at which they were created.
-    pub applied_notes: HashMap<String, Timestamp>,
-    /// The time of the last check for changes. `None` means that the index has not been loaded.
-    pub checked_at: Option<Timestamp>,
 }
 
 impl VectorIndex {
@@ -112,18 +105,22 @@ impl VectorIndex {
             all.select_nth_unstable(candidates);
             all.truncate(candidates);
         }
-        let norm = |v: &[i8]| (dot_product(v, v) as f32).sqrt().max(1.0);
-        let question_norm = norm(&question);
-        let cosine = |i: usize| {
-            let vector = &self.numbers[i * self.dimension..(i + 1) * self.dimension];
-            dot_product(&question, vector) as f32 / (question_norm * norm(vector))
-        };
-        let mut best: Vec<_> =
-            all.into_iter().map(|(_, i)| (self.keys[i as usize].clone(), cosine(i as usize))).collect();
-        best.retain(|(_, cosine)| *cosine >= MIN_COSINE);
+        let vector = |i: usize| &self.numbers[i * self.dimension..(i + 1) * self.dimension];
+        let mut best: Vec<_> = all
+            .into_iter()
+            .map(|(_, i)| (self.keys[i as usize].clone(), cosine(&question, vector(i as usize))))
+            .collect();
         best.sort_by(|(a, x), (b, y)| y.total_cmp(x).then_with(|| a.cmp(b)));
         best.truncate(limit);
         best
+    }
+
+    /// The cosine similarity of a memory to the question. `None` if the memory has no vector.
+    pub fn similarity(&self, question: &[f32], key: &str) -> Option<f32> {
+        let position = *self.positions.get(key)?;
+        let question = quantize(question);
+        let vector = self.numbers.get(position * self.dimension..(position + 1) * self.dimension)?;
+        (question.len() == vector.len()).then(|| cosine(&question, vector))
     }
 
     /// The approximate size in bytes.
@@ -132,61 +129,62 @@ impl VectorIndex {
     }
 }
 
-/// The cache value of a namespace's vector index, with the weight that the cache accounts for it.
-#[derive(Clone, Debug)]
-pub(crate) struct WeighedIndex {
-    /// The vector index.
-    pub index: Arc<Mutex<VectorIndex>>,
-    /// The weight in bytes.
-    pub weight: usize,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Weighs vector indexes by their size in bytes.
-#[derive(Clone, Debug)]
-pub(crate) struct IndexWeighter;
-
-impl Weighter<Namespace, WeighedIndex> for IndexWeighter {
-    fn weight(&self, _: &Namespace, slot: &WeighedIndex) -> u64 {
-        slot.weight as u64
-    }
-}
-
-/// In-process state of memories: a cache only, the store is authoritative.
-#[derive(Debug)]
-pub(crate) struct MemoryState {
-    /// The vector indexes by namespace.
-    pub vectors: Cache<Namespace, WeighedIndex, IndexWeighter>,
-    /// Locks that are held while a memory is read, changed and written. The hash of the memory's id
-    /// selects the lock.
-    pub locks: Vec<Mutex<()>>,
-    /// Namespaces that are already recorded in the store as having memories.
-    pub known_namespaces: std::sync::Mutex<HashSet<Namespace>>,
-}
-
-impl MemoryState {
-    /// Creates the state with a cache of at most `bytes` bytes of vectors.
-    pub fn new(bytes: usize) -> Self {
-        let options =
-            OptionsBuilder::new().shards(1).estimated_items_capacity(256).weight_capacity(bytes as u64).build();
-        let options = options.expect("every required cache option is set");
-        let vectors = Cache::with_options(options, IndexWeighter, Default::default(), Default::default());
-        Self { vectors, locks: (0..64).map(|_| Mutex::default()).collect(), known_namespaces: Default::default() }
+    fn record_with_vector(numbers: &[f32]) -> MemoryRecord {
+        MemoryRecord { vector: Some(Vector::new("m", numbers)), ..MemoryRecord::default() }
     }
 
-    /// Locks a memory for a change.
-    pub async fn lock_memory(&self, id: &str) -> MutexGuard<'_, ()> {
-        let index = blake3::hash(id.as_bytes()).as_bytes()[0] as usize % self.locks.len();
-        self.locks[index].lock().await
+    fn empty_index() -> VectorIndex {
+        VectorIndex { model: "m".to_owned(), ..VectorIndex::default() }
     }
 
-    /// Returns true the first time that it is called for a namespace.
-    pub fn register_namespace(&self, namespace: &Namespace) -> bool {
-        self.known_namespaces.lock().unwrap_or_else(|e| e.into_inner()).insert(namespace.clone())
+    #[test]
+    fn nearest_vectors_come_first_and_other_models_are_excluded() {
+        let mut index = empty_index();
+        index.set("east", Some(&record_with_vector(&[1.0, 0.0])));
+        index.set("north", Some(&record_with_vector(&[0.0, 1.0])));
+        index.set("north-east", Some(&record_with_vector(&[1.0, 1.0])));
+        index.set("west", Some(&record_with_vector(&[-1.0, 0.0])));
+        index.set(
+            "of another model",
+            Some(&MemoryRecord { vector: Some(Vector::new("n", &[1.0, 0.0])), ..MemoryRecord::default() }),
+        );
+        index.set("longer", Some(&record_with_vector(&[1.0, 0.0, 0.0])));
+        let found: Vec<_> = index.nearest(&[2.0, 0.5], 10).into_iter().map(|(key, _)| key).collect();
+        assert_eq!(found, ["east", "north-east", "north", "west"]);
+        assert_eq!(index.without_vector.len(), 2);
+        assert!(index.nearest(&[1.0, 0.0, 0.0], 10).is_empty(), "of another length");
     }
 
-    /// Evicts the state of a namespace.
-    pub fn evict(&self, namespace: &Namespace) {
-        self.known_namespaces.lock().unwrap_or_else(|e| e.into_inner()).remove(namespace);
-        self.vectors.remove(namespace);
+    #[test]
+    fn a_removed_vector_is_not_found() {
+        let mut all = empty_index();
+        let numbers = |i: usize| -> Vec<f32> { (0..100).map(|j| ((i * 31 + j * 17) % 13) as f32 - 6.0).collect() };
+        for i in 0..50 {
+            all.set(&format!("k{i}"), Some(&record_with_vector(&numbers(i))));
+        }
+        for i in (0..50).step_by(3) {
+            all.set(&format!("k{i}"), None);
+        }
+        let mut same = empty_index();
+        for i in (0..50).filter(|i| i % 3 > 0) {
+            same.set(&format!("k{i}"), Some(&record_with_vector(&numbers(i))));
+        }
+        for i in 0..50 {
+            assert_eq!(all.nearest(&numbers(i), 7), same.nearest(&numbers(i), 7));
+        }
+        assert_eq!(all.weight(), same.weight());
+    }
+
+    #[test]
+    fn quantization_to_one_byte_preserves_similarity() {
+        let numbers: Vec<f32> = (0..384).map(|i| ((i * 7919 % 1000) as f32 - 500.0) / 3000.0).collect();
+        let mut index = empty_index();
+        index.set("same", Some(&record_with_vector(&numbers)));
+        let (_, cosine) = index.nearest(&numbers, 1).remove(0);
+        assert!(cosine > 0.9999, "{cosine}");
     }
 }

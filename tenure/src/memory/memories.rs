@@ -53,6 +53,10 @@ pub struct NewMemory {
     pub messages: Vec<Seq>,
     /// Arbitrary metadata.
     pub metadata: Map<String, Value>,
+    /// When it was said or became true. `None` means now.
+    pub timestamp: Option<Timestamp>,
+    /// The ids of older memories that it supersedes. Those that it updates by its words are found without it.
+    pub supersedes: Vec<String>,
 }
 
 impl From<&str> for NewMemory {
@@ -65,24 +69,6 @@ impl From<String> for NewMemory {
     fn from(text: String) -> Self {
         Self { text, ..Self::default() }
     }
-}
-
-/// Returns the text to index for word search. Character bigrams are appended for Chinese, Japanese,
-/// Korean, Thai and Lao, where words are often not separated by spaces.
-pub(crate) fn indexable_text(text: &str) -> String {
-    let is_separator = |c: char| {
-        !matches!(c, '\u{2e80}'..='\u{9fff}' | '\u{ac00}'..='\u{d7af}' | '\u{f900}'..='\u{faff}' | '\u{e00}'..='\u{eff}' | '\u{20000}'..='\u{3ffff}')
-            || !c.is_alphanumeric()
-    };
-    let mut indexed = text.to_owned();
-    for segment in text.split(is_separator).filter(|segment| !segment.is_empty()) {
-        let letters: Vec<char> = segment.chars().collect();
-        for pair in letters.windows(2.min(letters.len())) {
-            indexed.push(' ');
-            indexed.extend(pair);
-        }
-    }
-    indexed
 }
 
 /// A back reference from a source to a memory, used to retract the memory with its source.
@@ -163,7 +149,7 @@ pub(crate) fn memory_from_item(namespace: &Namespace, item: Item) -> Result<Memo
     };
     Ok(Memory {
         id: item.key,
-        text: record.text.or(item.text).unwrap_or_default(),
+        text: record.text,
         kind: record.kind,
         scope,
         session_id,
@@ -176,18 +162,19 @@ pub(crate) fn memory_from_item(namespace: &Namespace, item: Item) -> Result<Memo
         used_at: item.used_at,
         uses: item.uses,
         expires_at: item.expires_at,
+        superseded_by: record.superseded_by,
         dream: record.dream,
     })
 }
 
 /// Adds the source, its messages and the metadata of a new memory to the stored form.
-fn merge_memory(record: &mut MemoryRecord, source: String, new_memory: NewMemory) {
+fn merge_memory(record: &mut MemoryRecord, source: String, new_memory: &NewMemory) {
     let mut messages = record.sources.remove(&source).unwrap_or_default();
-    messages.extend(new_memory.messages);
+    messages.extend(&new_memory.messages);
     messages.sort_unstable();
     messages.dedup();
     record.sources.insert(source, messages);
-    record.metadata.extend(new_memory.metadata);
+    record.metadata.extend(new_memory.metadata.clone());
     record.kind = new_memory.kind.unwrap_or(record.kind);
 }
 
@@ -277,7 +264,7 @@ impl Tenure {
     }
 
     /// Stores a memory. Idempotent by text: an equal text updates the existing memory, with a new
-    /// timestamp and an additional source.
+    /// timestamp and an additional source. Older memories that it updates are superseded by it.
     pub async fn remember(
         &self,
         principal: &Principal,
@@ -298,37 +285,54 @@ impl Tenure {
         if new_memory.kind == Some(MemoryKind::Preference) {
             self.check_preference_limit(&location.namespace, &id).await?;
         }
+        self.check_superseded(&location.namespace, &new_memory.supersedes).await?;
         let vector = self.vector_of(&text).await;
         // Write the back references first: a dangling reference is harmless, a memory without one
         // could not be retracted.
         self.store_back_references(&location, &id, &source, &principal.user).await?;
+        let item = self.store_memory(&location, id, text, source, &new_memory, vector.as_deref()).await?;
+        self.link_superseded(&location.namespace, &item, new_memory.supersedes, vector).await?;
+        memory_from_item(&location.namespace, item)
+    }
+
+    /// Writes a memory, merged with the stored one of the same text.
+    async fn store_memory(
+        &self,
+        location: &MemoryLocation,
+        id: String,
+        text: String,
+        source: String,
+        new_memory: &NewMemory,
+        vector: Option<&[f32]>,
+    ) -> Result<Item> {
         let _memory_guard = self.shared.memories.lock_memory(&id).await;
         let now = self.now();
         let namespace = &location.namespace;
         let existing = self.store().get(namespace, &id, None).await?.filter(|i| is_fresh(i, now));
         let mut record = existing.as_ref().map_or_else(|| Ok(MemoryRecord::default()), decode_memory)?;
+        record.text = text;
         merge_memory(&mut record, source, new_memory);
-        let kind = record.kind;
         record.assistant = record.assistant.or(location.assistant.clone());
-        record.vector = vector.or(record.vector);
-        let indexed_text = indexable_text(&text);
-        record.text = (indexed_text != text).then_some(text);
+        record.vector = self.quantized(vector).or(record.vector);
+        record.stored_at = new_memory.timestamp.map(|_| now);
+        // Said again, it is current again.
+        record.superseded_by = None;
         let item = Item {
-            text: Some(indexed_text),
+            created_at: new_memory.timestamp.unwrap_or(now),
             uses: existing.map_or(0, |i| i.uses),
             expires_at: expiry(&location.policy, now),
             ..Item::new(id, self.encode_within_limit(&record)?, now)
         };
         self.store().put(namespace, &item, sampled_eviction_cap(location.policy.max_entries, &item.key)).await?;
-        match kind {
+        match record.kind {
             MemoryKind::Preference => self.index_preference(namespace, &item).await?,
             MemoryKind::Fact => self.unindex_preference(namespace, &item.key).await?,
         }
         self.memory_changed(namespace, &item.key).await?;
-        memory_from_item(namespace, item)
+        Ok(item)
     }
 
-    fn encode_within_limit(&self, record: &MemoryRecord) -> Result<String> {
+    pub(crate) fn encode_within_limit(&self, record: &MemoryRecord) -> Result<String> {
         let value = encode_memory(record);
         let max = self.limits().max_item_bytes;
         if value.len() > max {

@@ -9,8 +9,8 @@ use crate::store::item::{Item, Namespace};
 use crate::tenure::Tenure;
 use crate::types::error::{Error, Result};
 use crate::types::memory::{Memory, MemoryKind};
-use futures_util::future::try_join_all;
 use jiff::Timestamp;
+use std::collections::HashMap;
 
 /// Namespace of the ids of preferences.
 const PREFERENCES: &str = "memory-preferences";
@@ -57,8 +57,11 @@ impl Tenure {
             let Some(last) = entries.last() else { break };
             after = Some(last.key.clone());
             let is_last_page = entries.len() < MAX_PREFERENCES;
-            let reads = entries.iter().map(|entry| self.store().get(memories, &entry.key, used_at));
-            for (entry, item) in entries.iter().zip(try_join_all(reads).await?) {
+            let keys: Vec<&str> = entries.iter().map(|entry| entry.key.as_str()).collect();
+            let items = self.store().get_many(memories, &keys, used_at).await?;
+            let mut items: HashMap<String, Item> = items.into_iter().map(|item| (item.key.clone(), item)).collect();
+            for entry in &entries {
+                let item = items.remove(&entry.key);
                 let memory = item.filter(|item| is_fresh(item, now)).map(|item| memory_from_item(memories, item));
                 match memory.transpose()? {
                     Some(memory) if memory.kind == MemoryKind::Preference => preferences.push(memory),

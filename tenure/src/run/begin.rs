@@ -8,7 +8,7 @@
 
 use crate::engine::turn_lock::{Admission, OnBusy, TurnGuard};
 use crate::executors::model::{EagerModelCall, SpeculativeSlot};
-use crate::memory::recall::with_block;
+use crate::memory::injection::with_block;
 use crate::rules::reconcile::reconcile;
 use crate::rules::session::Point;
 use crate::run::executors::StoredAnswer;

@@ -16,7 +16,7 @@ use crate::engine::pending_commit::PendingCommit;
 use crate::engine::turn_lock::StopReason;
 use crate::executors::model::{ModelStream, Prompt};
 use crate::executors::tools::ToolContext;
-use crate::memory::recall::with_block;
+use crate::memory::injection::with_block;
 use crate::rules::answer::{ModelAnswer, add_usage};
 use crate::rules::next::NextStep;
 use crate::rules::partial::PartialSession;

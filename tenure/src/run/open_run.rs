@@ -3,7 +3,7 @@
 
 use crate::engine::turn_lock::TurnGuard;
 use crate::executors::model::SpeculativeSlot;
-use crate::memory::recall::MemoryInjection;
+use crate::memory::injection::MemoryInjection;
 use crate::rules::overlay::Overlay;
 use crate::run::reconcile_report::ReconcileReport;
 use crate::tenure::Tenure;

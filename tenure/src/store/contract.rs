@@ -4,7 +4,7 @@
 //! tests them, and every implementation passes the same suite.
 
 use crate::store::finding::{Finding, Orphan};
-use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::item::{Item, Namespace, Owner};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
 use crate::store::snapshot::Snapshots;
 use crate::types::blob::{Blob, BlobId};
@@ -62,8 +62,8 @@ pub const MAX_PAGE_BYTES: usize = 8 << 20;
 /// # Durability
 ///
 /// A write is durable when its method returns, as far as the store is durable at all (the memory
-/// store is not). The only exception is the use that [`Store::get`] records, which may be lost
-/// in a crash.
+/// store is not). The only exception is the use that [`Store::get`] and [`Store::get_many`] record, which
+/// may be lost in a crash.
 ///
 /// # Read consistency
 ///
@@ -218,6 +218,10 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// This update may be lost in a crash.
     async fn get(&self, namespace: &Namespace, key: &str, used_at: Option<Timestamp>) -> Result<Option<Item>>;
 
+    /// Like [`Store::get`] for several items, in one read and at most one write. Items that do not exist are
+    /// omitted; the order is not defined.
+    async fn get_many(&self, namespace: &Namespace, keys: &[&str], used_at: Option<Timestamp>) -> Result<Vec<Item>>;
+
     /// Lists the items of a namespace in the order of their keys, after a key (exclusive), at most
     /// `limit`.
     async fn items(&self, namespace: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>>;
@@ -229,11 +233,6 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
 
     /// Removes an item. Returns whether it existed.
     async fn remove(&self, namespace: &Namespace, key: &str) -> Result<bool>;
-
-    /// Full-text search: returns items of a namespace whose text contains any word of `text`,
-    /// ranked best first, at most `limit`. Words are compared case-insensitively; a store may use
-    /// only the first 64 words of the query, and may ignore accents.
-    async fn search(&self, namespace: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>>;
 
     /// Removes expired items (`expires_at` at or before `now`) of all namespaces, at most `limit`.
     /// Returns the number removed.

@@ -1,6 +1,6 @@
 //! Key-value items with expiry, grouped in namespaces by owner.
 //!
-//! Invariant: an item's key, value and text contain no NUL character ([`Item::check`]).
+//! Invariant: an item's key and value contain no NUL character ([`Item::check`]).
 
 use crate::types::error::{Error, Result};
 use crate::types::id::{SessionId, Tenant, User};
@@ -63,9 +63,6 @@ pub struct Item {
     pub key: String,
     /// The value, as JSON text.
     pub value: String,
-    /// The text that full-text search indexes. `None` means that search does not find the item.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub text: Option<String>,
     /// The time of creation.
     pub created_at: Timestamp,
     /// The time of the last use; the least recently used items are evicted first.
@@ -78,11 +75,17 @@ pub struct Item {
 }
 
 impl Item {
-    /// Creates an item that was not used yet, has no text and does not expire.
+    /// Creates an item that was not used yet and does not expire.
     pub fn new(key: impl Into<String>, value: impl Into<String>, now: Timestamp) -> Self {
         let key = key.into();
         let value = value.into();
-        Self { key, value, text: None, created_at: now, used_at: now, uses: 0, expires_at: None }
+        Self { key, value, created_at: now, used_at: now, uses: 0, expires_at: None }
+    }
+
+    /// Counts a use of the item at this time.
+    pub(crate) fn record_use(&mut self, at: Timestamp) {
+        self.used_at = at;
+        self.uses += 1;
     }
 
     /// Whether the item has expired. It has at its expiry time, in every store and for every kind of item.
@@ -93,19 +96,10 @@ impl Item {
     /// Validates that the item contains no NUL character, which PostgreSQL cannot store in text.
     pub(crate) fn check(&self) -> Result<()> {
         let nul = |s: &str| s.contains('\0');
-        if nul(&self.key) || nul(&self.value) || self.text.as_deref().is_some_and(nul) {
-            Err(Error::invalid("item", "an item's key, value and text must not contain NUL characters"))
+        if nul(&self.key) || nul(&self.value) {
+            Err(Error::invalid("item", "an item's key and value must not contain NUL characters"))
         } else {
             Ok(())
         }
     }
-}
-
-/// An item found by full-text search. A higher score is a better match.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Hit {
-    /// The item that was found.
-    pub item: Item,
-    /// The rank score, comparable only within one result.
-    pub score: f64,
 }

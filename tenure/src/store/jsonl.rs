@@ -34,7 +34,7 @@ use self::paths::LogFile;
 use crate::home::expand_home;
 use crate::store::contract::{Commit, Concurrency, HeadCheck, HeadChecker, OpenRepair, Store, WriteCost};
 use crate::store::finding::{Finding, Orphan};
-use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::item::{Item, Namespace, Owner};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
 use crate::store::snapshot::Snapshots;
 use crate::types::blob::BlobId;
@@ -236,6 +236,12 @@ impl Store for JsonlStore {
         Ok(state.index.get(namespace, key, used_at))
     }
 
+    async fn get_many(&self, namespace: &Namespace, keys: &[&str], used_at: Option<Timestamp>) -> Result<Vec<Item>> {
+        let mut state = self.engine.state();
+        state.check_intact(&LogFile::of(namespace))?;
+        Ok(keys.iter().filter_map(|key| state.index.get(namespace, key, used_at)).collect())
+    }
+
     async fn items(&self, namespace: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
         let state = self.engine.state();
         state.check_intact(&LogFile::of(namespace))?;
@@ -248,12 +254,6 @@ impl Store for JsonlStore {
             .with_file_lock(LogFile::of(namespace), move |engine, log_file| engine.remove(log_file, items, |_| true))
             .await?
             > 0)
-    }
-
-    async fn search(&self, namespace: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
-        let state = self.engine.state();
-        state.check_intact(&LogFile::of(namespace))?;
-        Ok(state.index.search(namespace, text, limit))
     }
 
     async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {

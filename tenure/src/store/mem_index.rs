@@ -2,9 +2,8 @@
 //!
 //! Invariant: all secondary indexes agree with the heads after every method. No I/O and no locks.
 
-use crate::store::bm25::Bm25Index;
 use crate::store::contract::Commit;
-use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::item::{Item, Namespace, Owner};
 use crate::store::query::{HeadPage, OwnerFilter, SessionCursor, SessionOrder, SessionQuery};
 use crate::types::blob::BlobId;
 use crate::types::digest::VisibleHash;
@@ -368,13 +367,6 @@ impl MemIndex {
         self.namespaces.entry(namespace.clone()).or_default().put(item);
     }
 
-    /// Returns the items of a namespace that contain any word of a text, ranked best first.
-    pub fn search(&self, namespace: &Namespace, text: &str, limit: usize) -> Vec<Hit> {
-        let Some(space) = self.namespaces.get(namespace) else { return Vec::new() };
-        let hit = |(key, score)| Some(Hit { item: Item::clone(space.items.get(key)?), score });
-        space.words.search(text, limit).into_iter().filter_map(hit).collect()
-    }
-
     /// Returns the keys to evict before an item is put into a namespace of at most `max_items`: the
     /// least recently used, never the new one.
     pub fn keys_to_evict(&self, namespace: &Namespace, key: &str, max_items: Option<usize>) -> Vec<String> {
@@ -392,9 +384,7 @@ impl MemIndex {
     pub fn get(&mut self, namespace: &Namespace, key: &str, used_at: Option<Timestamp>) -> Option<Item> {
         let item = self.namespaces.get_mut(namespace)?.items.get_mut(key)?;
         if let Some(used_at) = used_at {
-            let item = Arc::make_mut(item);
-            item.used_at = used_at;
-            item.uses += 1;
+            Arc::make_mut(item).record_use(used_at);
         }
         Some(Item::clone(item))
     }
@@ -459,28 +449,19 @@ impl MemIndex {
     }
 }
 
-/// The items of a namespace, with their word index.
+/// The items of a namespace.
 #[derive(Debug, Default)]
 struct ItemSpace {
     items: BTreeMap<String, Arc<Item>>,
-    words: Bm25Index,
 }
 
 impl ItemSpace {
     fn put(&mut self, item: Item) {
-        self.remove(&item.key);
-        if let Some(text) = &item.text {
-            self.words.put(&item.key, text);
-        }
         self.items.insert(item.key.clone(), Arc::new(item));
     }
 
     fn remove(&mut self, key: &str) -> bool {
-        let Some(item) = self.items.remove(key) else { return false };
-        if let Some(text) = &item.text {
-            self.words.remove(key, text);
-        }
-        true
+        self.items.remove(key).is_some()
     }
 }
 

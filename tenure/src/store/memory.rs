@@ -3,7 +3,7 @@
 
 use crate::store::contract::{Commit, Concurrency, HeadCheck, HeadChecker, MAX_PAGE_BYTES, Store, WriteCost};
 use crate::store::finding::{Finding, MAX_FINDINGS, Orphan};
-use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::item::{Item, Namespace, Owner};
 use crate::store::mem_index::MemIndex;
 use crate::store::query::{HeadPage, ReadDirection, RecordRange, SessionQuery};
 use crate::types::blob::BlobId;
@@ -150,16 +150,17 @@ impl Store for MemoryStore {
         Ok(self.state().index.get(namespace, key, used_at))
     }
 
+    async fn get_many(&self, namespace: &Namespace, keys: &[&str], used_at: Option<Timestamp>) -> Result<Vec<Item>> {
+        let mut state = self.state();
+        Ok(keys.iter().filter_map(|key| state.index.get(namespace, key, used_at)).collect())
+    }
+
     async fn items(&self, namespace: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
         Ok(self.state().index.items(namespace, after).take(limit).map(|i| Item::clone(i)).collect())
     }
 
     async fn remove(&self, namespace: &Namespace, key: &str) -> Result<bool> {
         Ok(self.state().index.remove_item(namespace, key))
-    }
-
-    async fn search(&self, namespace: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
-        Ok(self.state().index.search(namespace, text, limit))
     }
 
     async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {

@@ -42,7 +42,7 @@ mod tests;
 
 use crate::store::contract::{Commit, Concurrency, Notifier, Store, WriteCost};
 use crate::store::finding::{Finding, Orphan};
-use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::item::{Item, Namespace, Owner};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
 use crate::store::snapshot::{Snapshot, Snapshots};
 use crate::types::blob::BlobId;
@@ -146,7 +146,11 @@ impl Store for PostgresStore {
     }
 
     async fn get(&self, namespace: &Namespace, key: &str, used_at: Option<Timestamp>) -> Result<Option<Item>> {
-        items::get(&self.connection, namespace, key, used_at).await
+        Ok(self.get_many(namespace, &[key], used_at).await?.pop())
+    }
+
+    async fn get_many(&self, namespace: &Namespace, keys: &[&str], used_at: Option<Timestamp>) -> Result<Vec<Item>> {
+        items::get_many(&self.connection, namespace, keys, used_at).await
     }
 
     async fn items(&self, namespace: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
@@ -155,10 +159,6 @@ impl Store for PostgresStore {
 
     async fn remove(&self, namespace: &Namespace, key: &str) -> Result<bool> {
         items::remove(&self.connection, namespace, key).await
-    }
-
-    async fn search(&self, namespace: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
-        items::search(&self.connection, namespace, text, limit).await
     }
 
     async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {

@@ -28,7 +28,7 @@ use self::readers::Readers;
 use self::writer::Writer;
 use crate::store::contract::{Commit, Concurrency, HeadCheck, HeadChecker, Store, WriteCost};
 use crate::store::finding::{Finding, Orphan};
-use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::item::{Item, Namespace, Owner};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
 use crate::store::snapshot::{Snapshot, Snapshots};
 use crate::store::sqlite::fault::StoreResult;
@@ -198,19 +198,23 @@ impl Store for SqliteStore {
     }
 
     async fn get(&self, namespace: &Namespace, key: &str, used_at: Option<Timestamp>) -> Result<Option<Item>> {
+        Ok(self.get_many(namespace, &[key], used_at).await?.pop())
+    }
+
+    async fn get_many(&self, namespace: &Namespace, keys: &[&str], used_at: Option<Timestamp>) -> Result<Vec<Item>> {
         if used_at.is_none() {
             self.writer.flush_unsynced().await?;
         }
         let read_namespace = namespace.clone();
-        let read_key = key.to_owned();
-        let mut item = self.read_short(move |conn, file| items::get(conn, file, &read_namespace, &read_key)).await?;
-        if let (Some(item), Some(at)) = (&mut item, used_at) {
+        let keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
+        let mut items = self.read_short(move |conn, file| items::get_many(conn, file, &read_namespace, &keys)).await?;
+        if let Some(at) = used_at.filter(|_| !items.is_empty()) {
+            items.iter_mut().for_each(|item| item.record_use(at));
             let namespace = namespace.clone();
-            let key = key.to_owned();
-            self.writer.submit_unsynced(move |conn, _| items::record_use(conn, &namespace, &key, at));
-            (item.used_at, item.uses) = (at, item.uses + 1);
+            let keys: Vec<String> = items.iter().map(|item| item.key.clone()).collect();
+            self.writer.submit_unsynced(move |conn, _| items::record_uses(conn, &namespace, &keys, at));
         }
-        Ok(item)
+        Ok(items)
     }
 
     async fn items(&self, namespace: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
@@ -224,12 +228,6 @@ impl Store for SqliteStore {
         let namespace = namespace.clone();
         let key = key.to_owned();
         self.writer.write_freeing_space(move |conn, _| items::remove(conn, &namespace, &key)).await
-    }
-
-    async fn search(&self, namespace: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
-        let namespace = namespace.clone();
-        let text = text.to_owned();
-        self.read(move |conn, file| items::search(conn, file, &namespace, &text, limit)).await
     }
 
     async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {

@@ -2,7 +2,7 @@
 
 use crate::store::contract::{Commit, Concurrency, HeadCheck, HeadChecker, Notifier, Store};
 use crate::store::finding::{Finding, Orphan};
-use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::item::{Item, Namespace, Owner};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
 use crate::store::snapshot::Snapshots;
 use crate::types::blob::BlobId;
@@ -184,14 +184,14 @@ impl Store for FailingStore {
     async fn get(&self, namespace: &Namespace, key: &str, used_at: Option<Timestamp>) -> Result<Option<Item>> {
         self.available()?.get(namespace, key, used_at).await
     }
+    async fn get_many(&self, namespace: &Namespace, keys: &[&str], used_at: Option<Timestamp>) -> Result<Vec<Item>> {
+        self.available()?.get_many(namespace, keys, used_at).await
+    }
     async fn items(&self, namespace: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
         self.available()?.items(namespace, after, limit).await
     }
     async fn remove(&self, namespace: &Namespace, key: &str) -> Result<bool> {
         self.available()?.remove(namespace, key).await
-    }
-    async fn search(&self, namespace: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
-        self.available()?.search(namespace, text, limit).await
     }
     async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {
         self.available()?.expire(now, limit).await

@@ -203,7 +203,7 @@ pub fn session_namespace(key: &SessionKey, name: &str) -> Namespace {
 pub fn item(key: &str, seconds: i64) -> Item {
     let (created_at, used_at) = (timestamp(seconds), timestamp(seconds));
     let value = format!(r#"{{"made": {seconds}}}"#);
-    Item { key: key.to_owned(), value, text: None, created_at, used_at, uses: 0, expires_at: None }
+    Item { key: key.to_owned(), value, created_at, used_at, uses: 0, expires_at: None }
 }
 
 /// A blob with these bytes.

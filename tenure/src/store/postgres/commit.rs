@@ -4,7 +4,7 @@
 //! hence atomically.
 
 use super::heads::conversation_key;
-use super::items::{ITEM_COLUMNS, ITEM_REPLACE, check_item_key, check_no_nul, words};
+use super::items::{ITEM_COLUMNS, ITEM_REPLACE, check_item_key, check_no_nul};
 use crate::store::contract::Commit;
 use crate::store::item::{Item, Owner};
 use crate::store::postgres::connection::{Param, PgConnection};
@@ -61,18 +61,17 @@ impl Statements {
         let items_and_blobs = format!(
             ", item AS (
     INSERT INTO tenure_item ({ITEM_COLUMNS})
-    SELECT $1, $29, i.namespace, i.key, i.value, i.text, array_to_tsvector(string_to_array(i.words, ' ')), i.created_at,
-        i.used_at, i.uses, i.expires_at
-    FROM head, unnest($30, $31, $32, $33, $34, $35, $36, $37, $38)
-        AS i (namespace, key, value, text, words, created_at, used_at, uses, expires_at)
+    SELECT $1, $29, i.namespace, i.key, i.value, i.created_at, i.used_at, i.uses, i.expires_at
+    FROM head, unnest($30, $31, $32, $33, $34, $35, $36)
+        AS i (namespace, key, value, created_at, used_at, uses, expires_at)
     {ITEM_REPLACE}
 ), blob AS (
     INSERT INTO tenure_blob (tenant, id, bytes)
-    SELECT $1, b.id, b.bytes FROM head, unnest($39, $40) AS b (id, bytes)
+    SELECT $1, b.id, b.bytes FROM head, unnest($37, $38) AS b (id, bytes)
     ON CONFLICT DO NOTHING
 ), blob_ref AS (
     INSERT INTO tenure_blob_ref (tenant, session, blob_id, first_seq)
-    SELECT $1, $2, b.id, $41 FROM head, unnest($39) AS b (id)
+    SELECT $1, $2, b.id, $39 FROM head, unnest($37) AS b (id)
     ON CONFLICT DO NOTHING
 )"
         );
@@ -182,8 +181,6 @@ struct ItemColumns<'a> {
     namespaces: Vec<&'a str>,
     keys: Vec<&'a str>,
     values: Vec<&'a str>,
-    texts: Vec<Option<String>>,
-    words: Vec<Option<String>>,
     created_at: Vec<i64>,
     used_at: Vec<i64>,
     uses: Vec<i64>,
@@ -274,13 +271,11 @@ impl<'a> BoundCommit<'a> {
         ];
         if !self.commit.items.is_empty() || !self.commit.blobs.is_empty() {
             let items = &self.items;
-            params.extend::<[Param<'_>; 13]>([
+            params.extend::<[Param<'_>; 11]>([
                 (&self.owner, Type::TEXT),
                 (&items.namespaces, Type::TEXT_ARRAY),
                 (&items.keys, Type::TEXT_ARRAY),
                 (&items.values, Type::TEXT_ARRAY),
-                (&items.texts, Type::TEXT_ARRAY),
-                (&items.words, Type::TEXT_ARRAY),
                 (&items.created_at, Type::INT8_ARRAY),
                 (&items.used_at, Type::INT8_ARRAY),
                 (&items.uses, Type::INT8_ARRAY),
@@ -332,8 +327,6 @@ impl<'a> ItemColumns<'a> {
             columns.namespaces.push(namespace);
             columns.keys.push(key);
             columns.values.push(&item.value);
-            columns.texts.push(item.text.clone());
-            columns.words.push(item.text.as_deref().map(words));
             columns.created_at.push(micros(item.created_at));
             columns.used_at.push(micros(item.used_at));
             columns.uses.push(count_to_i64(item.uses));

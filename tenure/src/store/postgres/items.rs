@@ -1,33 +1,23 @@
-//! Key-value items: writing, reading, expiring and full-text search.
+//! Key-value items: writing, reading and expiring.
 
-use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::item::{Item, Namespace, Owner};
 use crate::store::postgres::connection::{MAINTENANCE_TIMEOUT, Param, PgConnection, RowSource};
 use crate::store::postgres::row::{column, count_to_i64, micros, row_limit, timestamp_from_micros};
 use crate::types::error::{Error, Result};
 use crate::types::id::Tenant;
 use jiff::Timestamp;
-use std::collections::BTreeSet;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 /// Maximum length of owner, namespace and key of an item together, in bytes: with the tenant, the
 /// limit of an index entry.
 const MAX_ITEM_KEY_BYTES: usize = 2048;
-/// Number of characters of a word that are compared.
-const MAX_WORD_CHARS: usize = 64;
-/// Maximum total size of an item's distinct words that are indexed, in bytes.
-const MAX_WORDS_BYTES: usize = 256 << 10;
-/// Maximum number of words of a query that are searched for.
-const MAX_QUERY_WORDS: usize = 64;
-/// Maximum number of matches that are ranked.
-const MAX_RANKED: i64 = 10_000;
 
-pub(super) const ITEM_COLUMNS: &str =
-    "tenant, owner, namespace, key, value, text, words, created_at, used_at, uses, expires_at";
+pub(super) const ITEM_COLUMNS: &str = "tenant, owner, namespace, key, value, created_at, used_at, uses, expires_at";
 pub(super) const ITEM_REPLACE: &str =
     "ON CONFLICT (tenant, owner, namespace, key) DO UPDATE SET value = excluded.value,
-    text = excluded.text, words = excluded.words, created_at = excluded.created_at, used_at = excluded.used_at,
-    uses = excluded.uses, expires_at = excluded.expires_at";
+    created_at = excluded.created_at, used_at = excluded.used_at, uses = excluded.uses,
+    expires_at = excluded.expires_at";
 
 /// Counts the items of all namespaces with a name.
 pub(super) async fn count(connection: &PgConnection, name: &str) -> Result<u64> {
@@ -65,29 +55,6 @@ pub(super) fn check_item_key(owner: &str, namespace: &str, key: &str) -> Result<
     Ok(())
 }
 
-/// Returns the distinct words of a text, in lower case. They are split here and not by the server,
-/// whose rules for words and case depend on its configuration.
-fn split_words(text: &str) -> BTreeSet<String> {
-    let text = text.to_lowercase();
-    let words = text.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty());
-    words.map(|w| w.chars().take(MAX_WORD_CHARS).collect()).collect()
-}
-
-/// Returns the indexed words of an item, separated by spaces.
-pub(super) fn words(text: &str) -> String {
-    let mut words = String::new();
-    for word in split_words(text) {
-        if words.len() + word.len() >= MAX_WORDS_BYTES {
-            break;
-        }
-        if !words.is_empty() {
-            words.push(' ');
-        }
-        words.push_str(&word);
-    }
-    words
-}
-
 /// Inserts or replaces an item and evicts the least recently used ones beyond `max_items`, in one
 /// statement.
 pub(super) async fn put(
@@ -110,22 +77,22 @@ pub(super) async fn put(
     let max_others = max_items.map(|n| row_limit(n.saturating_sub(1)));
     let sql = format!(
         "WITH session_lock AS (
-            SELECT 1 FROM tenure_head WHERE tenant = $1 AND session = $12 FOR KEY SHARE
+            SELECT 1 FROM tenure_head WHERE tenant = $1 AND session = $10 FOR KEY SHARE
         ), upserted AS (
             INSERT INTO tenure_item ({ITEM_COLUMNS})
-            SELECT $1, $2, $3, $4, $5, $6, array_to_tsvector(string_to_array($7, ' ')), $8, $9, $10, $11
-            WHERE $12 IS NULL OR EXISTS (SELECT 1 FROM session_lock)
+            SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9
+            WHERE $10 IS NULL OR EXISTS (SELECT 1 FROM session_lock)
             {ITEM_REPLACE}
             RETURNING 1
         ), evicted AS (
             DELETE FROM tenure_item i USING (
                 SELECT key FROM tenure_item
                 WHERE tenant = $1 AND owner = $2 AND namespace = $3
-                    AND $13 IS NOT NULL AND EXISTS (SELECT 1 FROM upserted)
+                    AND $11 IS NOT NULL AND EXISTS (SELECT 1 FROM upserted)
                     AND key IN (
                         SELECT key FROM tenure_item
                         WHERE tenant = $1 AND owner = $2 AND namespace = $3 AND key <> $4
-                        ORDER BY used_at DESC, created_at DESC, key DESC OFFSET coalesce($13, 0)
+                        ORDER BY used_at DESC, created_at DESC, key DESC OFFSET coalesce($11, 0)
                     )
                 FOR UPDATE SKIP LOCKED
             ) candidate
@@ -133,14 +100,12 @@ pub(super) async fn put(
         )
         SELECT 1 FROM upserted"
     );
-    let params: [Param<'_>; 13] = [
+    let params: [Param<'_>; 11] = [
         (&tenant, Type::TEXT),
         (&owner, Type::TEXT),
         (&namespace.name, Type::TEXT),
         (&item.key, Type::TEXT),
         (&item.value, Type::TEXT),
-        (&item.text, Type::TEXT),
-        (&item.text.as_deref().map(words), Type::TEXT),
         (&micros(item.created_at), Type::INT8),
         (&micros(item.used_at), Type::INT8),
         (&count_to_i64(item.uses), Type::INT8),
@@ -154,34 +119,44 @@ pub(super) async fn put(
     }
 }
 
-const SELECTED_COLUMNS: &str = "key, value, text, created_at, used_at, uses, expires_at";
+const SELECTED_COLUMNS: &str = "key, value, created_at, used_at, uses, expires_at";
 
-pub(super) async fn get(
+/// Reads items by their keys. With `used_at`, records their use in the same statement, except of items that another
+/// transaction is changing: waiting for them could deadlock with a call that names the same items.
+pub(super) async fn get_many(
     connection: &PgConnection,
     namespace: &Namespace,
-    key: &str,
+    keys: &[&str],
     used_at: Option<Timestamp>,
-) -> Result<Option<Item>> {
-    let Some(item_params) = ItemParams::new(namespace, &[key]) else { return Ok(None) };
-    let condition = "tenant = $1 AND owner = $2 AND namespace = $3 AND key = $4";
+) -> Result<Vec<Item>> {
+    let Some(item_params) = ItemParams::new(namespace, keys) else { return Ok(Vec::new()) };
+    let condition = "tenant = $1 AND owner = $2 AND namespace = $3 AND key = ANY($4)";
     let mut params: Vec<Param<'_>> = item_params.params().into();
-    params.push((&key, Type::TEXT));
-    let used_at = used_at.map(micros);
-    let sql = match &used_at {
-        None => format!("SELECT {SELECTED_COLUMNS} FROM tenure_item WHERE {condition}"),
+    params.push((&keys, Type::TEXT_ARRAY));
+    let select = format!("SELECT {SELECTED_COLUMNS} FROM tenure_item WHERE {condition}");
+    let rows = match &used_at.map(micros) {
+        None => connection.rows(&select, &params).await?,
         Some(used_at) => {
             params.push((used_at, Type::INT8));
-            format!(
-                "UPDATE tenure_item SET used_at = $5, uses = uses + 1 WHERE {condition} RETURNING {SELECTED_COLUMNS}"
-            )
+            let sql = format!(
+                "WITH unlocked AS MATERIALIZED (
+                    SELECT key FROM tenure_item WHERE {condition} FOR UPDATE SKIP LOCKED
+                ), used AS (
+                    UPDATE tenure_item i SET used_at = $5, uses = uses + 1 FROM unlocked
+                    WHERE i.tenant = $1 AND i.owner = $2 AND i.namespace = $3 AND i.key = unlocked.key
+                )
+                {select}"
+            );
+            // A use mark is not worth an fsync.
+            connection.rows_unsynced(&sql, &params).await?
         }
     };
-    let rows = match used_at {
-        None => connection.rows(&sql, &params).await?,
-        // A use mark is not worth an fsync.
-        Some(_) => connection.rows_unsynced(&sql, &params).await?,
-    };
-    rows.first().map(|row| read_item(row, namespace)).transpose()
+    let mut items = rows.iter().map(|row| read_item(row, namespace)).collect::<Result<Vec<_>>>()?;
+    if let Some(at) = used_at {
+        // The statement reads the items as they were before its update.
+        items.iter_mut().for_each(|item| item.record_use(at));
+    }
+    Ok(items)
 }
 
 pub(super) async fn items(
@@ -230,10 +205,10 @@ pub(super) async fn items_after(
 
 fn read_item_with_namespace(row: &Row) -> Result<(Namespace, Item)> {
     let table = || "postgres, table tenure_item".to_owned();
-    let tenant = Tenant::new(column::<&str>(row, 7, table)?).map_err(|e| Error::corrupt_from(table(), e))?;
-    let owner: &str = column(row, 8, table)?;
+    let tenant = Tenant::new(column::<&str>(row, 6, table)?).map_err(|e| Error::corrupt_from(table(), e))?;
+    let owner: &str = column(row, 7, table)?;
     let owner = Owner::parse(owner).ok_or_else(|| Error::corrupt(table(), format!("{owner:?} is not an owner")))?;
-    let namespace = Namespace { tenant, owner, name: column(row, 9, table)? };
+    let namespace = Namespace { tenant, owner, name: column(row, 8, table)? };
     let item = read_item(row, &namespace)?;
     Ok((namespace, item))
 }
@@ -244,35 +219,6 @@ pub(super) async fn remove(connection: &PgConnection, namespace: &Namespace, key
     params.push((&key, Type::TEXT));
     let sql = "DELETE FROM tenure_item WHERE tenant = $1 AND owner = $2 AND namespace = $3 AND key = $4 RETURNING 1";
     Ok(!connection.rows(sql, &params).await?.is_empty())
-}
-
-/// Ranks the items that contain any word of the text, with `ts_rank`.
-pub(super) async fn search(
-    connection: &PgConnection,
-    namespace: &Namespace,
-    text: &str,
-    limit: usize,
-) -> Result<Vec<Hit>> {
-    // Words consist of letters and digits, so they contain no query syntax.
-    let query: Vec<String> = split_words(text).into_iter().take(MAX_QUERY_WORDS).map(|w| format!("'{w}'")).collect();
-    let Some(item_params) = ItemParams::new(namespace, &[]).filter(|_| !query.is_empty()) else {
-        return Ok(Vec::new());
-    };
-    let query = query.join(" | ");
-    let limit = row_limit(limit);
-    let mut params: Vec<Param<'_>> = item_params.params().into();
-    params.extend::<[Param<'_>; 3]>([(&query, Type::TEXT), (&MAX_RANKED, Type::INT8), (&limit, Type::INT8)]);
-    let sql = format!(
-        "SELECT {SELECTED_COLUMNS}, ts_rank(words, $4::tsquery)::float8 AS score FROM (
-            SELECT * FROM tenure_item
-            WHERE tenant = $1 AND owner = $2 AND namespace = $3 AND words @@ $4::tsquery LIMIT $5
-        ) matched ORDER BY score DESC, length(words), key LIMIT $6"
-    );
-    let rows = connection.rows_planned(&sql, &params).await?;
-    let hit = |row: &Row| {
-        Ok(Hit { item: read_item(row, namespace)?, score: column(row, 7, || describe_namespace(namespace))? })
-    };
-    rows.iter().map(hit).collect()
 }
 
 /// Removes expired items, at most `limit`.
@@ -355,11 +301,10 @@ fn read_item(row: &Row, namespace: &Namespace) -> Result<Item> {
     Ok(Item {
         key: column(row, 0, location)?,
         value: column(row, 1, location)?,
-        text: column(row, 2, location)?,
-        created_at: timestamp_from_micros(column(row, 3, location)?, location)?,
-        used_at: timestamp_from_micros(column(row, 4, location)?, location)?,
-        uses: column::<i64>(row, 5, location)?.unsigned_abs(),
-        expires_at: column::<Option<i64>>(row, 6, location)?
+        created_at: timestamp_from_micros(column(row, 2, location)?, location)?,
+        used_at: timestamp_from_micros(column(row, 3, location)?, location)?,
+        uses: column::<i64>(row, 4, location)?.unsigned_abs(),
+        expires_at: column::<Option<i64>>(row, 5, location)?
             .map(|micros| timestamp_from_micros(micros, location))
             .transpose()?,
     })
@@ -372,15 +317,6 @@ fn describe_namespace(namespace: &Namespace) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn words_are_split_and_folded() {
-        assert_eq!(words("The ÉTÉ, the 2nd-best: été/x_1"), "1 2nd best the x été");
-        assert_eq!(words(" '' | & \\ \0"), "");
-        assert_eq!(words(&"x".repeat(1000)).len(), MAX_WORD_CHARS);
-        let many: String = (0..100_000).map(|n| format!("w{n} ")).collect();
-        assert!(words(&many).len() <= MAX_WORDS_BYTES);
-    }
 
     #[test]
     fn an_invalid_key_is_rejected() {

@@ -234,10 +234,8 @@ impl Database {
 
     /// Rewrites the whole file, because SQLite leaves traces that no other statement reaches.
     /// `secure_delete` zeroes deleted rows in place, but not the copies that remain in the unused
-    /// part of a page when rows move to balance a tree; and FTS5's `secure-delete` keeps words that
-    /// separate two pages of its index.
+    /// part of a page when rows move to balance a tree.
     fn rewrite(&self, conn: &Connection) -> rusqlite::Result<()> {
-        conn.execute_batch("INSERT INTO item_text (item_text) VALUES ('rebuild')")?;
         // The copy that VACUUM makes contains none of the traces, but may not fit into memory.
         let outcome = conn.execute_batch("PRAGMA temp_store = FILE; VACUUM;");
         outcome.and(conn.execute_batch("PRAGMA temp_store = MEMORY;"))

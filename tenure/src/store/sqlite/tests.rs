@@ -69,9 +69,8 @@ fn memory_namespace(name: &str) -> Namespace {
 
 fn item(key: &str, text: &str) -> Item {
     let key = key.to_owned();
-    let value = "{}".to_owned();
-    let text = Some(text.to_owned());
-    Item { key, value, text, created_at: at(1), used_at: at(1), uses: 0, expires_at: None }
+    let value = serde_json::Value::from(text).to_string();
+    Item { key, value, created_at: at(1), used_at: at(1), uses: 0, expires_at: None }
 }
 
 /// A session from the point of view of its writer.

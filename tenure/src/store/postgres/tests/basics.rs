@@ -221,7 +221,6 @@ async fn a_newer_version_migrates_while_nodes_of_this_version_work() {
                 let item = Item {
                     key: n.to_string(),
                     value: "1".into(),
-                    text: None,
                     created_at: at(0),
                     used_at: at(0),
                     uses: 0,

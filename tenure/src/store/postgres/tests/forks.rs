@@ -123,7 +123,6 @@ async fn a_purge_removes_the_items() {
     let item = Item {
         key: "k".to_owned(),
         value: "1".to_owned(),
-        text: None,
         created_at: at(0),
         used_at: at(0),
         uses: 0,

@@ -70,9 +70,8 @@ async fn no_byte_of_deleted_data_remains() {
     }
 }
 
-/// Each page of the full-text index contains words of many items.
 #[tokio::test]
-async fn the_full_text_index_keeps_no_deleted_words() {
+async fn many_items_leave_no_byte() {
     let test_store = TestStore::new().await;
     let sql = test_store.sql();
     sql.pragma_update(None, "secure_delete", true).unwrap();

@@ -1,4 +1,4 @@
-//! Queries use their indexes, and the full-text index stays consistent with the items.
+//! Queries use their indexes.
 
 use super::*;
 use crate::store::query::{OwnerFilter, SessionOrder, SessionQuery};
@@ -114,55 +114,4 @@ async fn the_newest_sessions_are_found_without_a_scan() {
     let mut statement = sql.prepare(&text).unwrap();
     assert_eq!(statement.query_map(params_from_iter(params), |_| Ok(())).unwrap().count(), 20);
     assert!(statement.get_status(rusqlite::StatementStatus::VmStep) < 2000);
-}
-
-/// Runs FTS5's own integrity check.
-fn check_full_text_integrity(sql: &Connection) {
-    sql.execute("INSERT INTO item_text (item_text, rank) VALUES ('integrity-check', 1)", []).unwrap();
-}
-
-async fn search_keys(test_store: &TestStore, name: &str, text: &str) -> Vec<String> {
-    let hits = test_store.store.search(&memory_namespace(name), text, 10).await.unwrap();
-    hits.into_iter().map(|h| h.item.key).collect()
-}
-
-#[tokio::test]
-async fn the_full_text_index_follows_the_items() {
-    let test_store = TestStore::new().await;
-    let store = &test_store.store;
-    let sql = test_store.sql();
-    for (name, key, text) in [("ada", "a", "Green tea"), ("ada", "b", "Café, black"), ("bob", "a", "green")] {
-        store.put(&memory_namespace(name), &item(key, text), None).await.unwrap();
-    }
-    store.put(&memory_namespace("ada"), &Item { text: None, ..item("c", "") }, None).await.unwrap();
-    assert_eq!(search_keys(&test_store, "ada", "green \"OR black").await, ["a", "b"]);
-    assert_eq!(search_keys(&test_store, "ada", "CAFE").await, ["b"]);
-    assert_eq!(search_keys(&test_store, "bob", "tea green").await, ["a"]);
-    store.put(&memory_namespace("ada"), &item("a", "Red wine"), None).await.unwrap();
-    store.put(&memory_namespace("ada"), &item("c", "Green again"), None).await.unwrap();
-    assert_eq!(search_keys(&test_store, "ada", "green").await, ["c"]);
-    check_full_text_integrity(&sql);
-    store.put(&memory_namespace("ada"), &Item { text: None, ..item("c", "") }, None).await.unwrap();
-    store.remove(&memory_namespace("ada"), "b").await.unwrap();
-    assert_eq!(search_keys(&test_store, "ada", "green black café").await, [""; 0]);
-    check_full_text_integrity(&sql);
-    store.delete_owner(&Tenant::default(), &memory_namespace("ada").owner).await.unwrap();
-    assert_eq!(search_keys(&test_store, "ada", "red wine").await, [""; 0]);
-    assert_eq!(search_keys(&test_store, "bob", "green").await, ["a"]);
-    check_full_text_integrity(&sql);
-}
-
-#[tokio::test]
-async fn other_namespaces_do_not_change_a_search() {
-    let test_store = TestStore::new().await;
-    for (key, text) in [("a", "red wine"), ("b", "green tea"), ("c", "red tea cups")] {
-        test_store.store.put(&memory_namespace("ada"), &item(key, text), None).await.unwrap();
-    }
-    let search = async || test_store.store.search(&memory_namespace("ada"), "red tea", 9).await.unwrap();
-    let before = search().await;
-    assert_eq!(before[0].item.key, "c");
-    for n in 0..20 {
-        test_store.store.put(&memory_namespace("bob"), &item(&n.to_string(), "red red wine"), None).await.unwrap();
-    }
-    assert_eq!(search().await, before);
 }
