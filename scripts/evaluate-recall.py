@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Prints how well a running server recalls the memories of tenure-server/tests/data/recall.json:
 
-    scripts/evaluate-recall.py http://127.0.0.1:3000 [--set NAME]... [--misses]
+    scripts/evaluate-recall.py http://127.0.0.1:8787 [--set NAME]... [--misses]
 
 Stores each set of the file for a new user, in order, asks its questions, and prints a table by category. A second
 table ranks the same results by their similarity alone, if the server makes vectors. The server must accept the header
