@@ -99,9 +99,10 @@ def report_misses(rankings, texts):
         single = Measurement()
         ranks = single.add(question, found)
         if min(ranks) > 5 or single.above < single.pairs:
-            others = [found.index(o) + 1 if o in found else "-" for o in question.get("above", [])]
+            lower_ranks = [found.index(o) + 1 if o in found else "-" for o in question.get("above", [])]
             ranks = [r if r <= RESULTS else "-" for r in ranks]
-            print(f"{question['category']}: {question['text']}  evidence at {ranks}" + (f", above {others}" if others else ""))
+            pair = f", above {lower_ranks}" if lower_ranks else ""
+            print(f"{question['category']}: {question['text']}  evidence at {ranks}{pair}")
             for position, memory in enumerate(found[:3], 1):
                 print(f"    {position}. {texts[memory]}")
 
@@ -109,11 +110,12 @@ def report_misses(rankings, texts):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
-    parser.add_argument("--set", action="append", help="only the set of this name; may be repeated")
     parser.add_argument("--misses", action="store_true", help="list the questions that were answered badly")
+    sets = json.loads(DATA.read_text())["sets"]
+    names = [group["name"] for group in sets]
+    parser.add_argument("--set", action="append", choices=names, help="only this set; may be repeated")
     options = parser.parse_args()
     server = Server(options.url, f"{time.time_ns():x}")
-    sets = json.loads(DATA.read_text())["sets"]
     rankings, by_similarity, texts, modes = [], [], {}, collections.Counter()
     for group in sets:
         if options.set and group["name"] not in options.set:
