@@ -27,6 +27,7 @@ mod packaging;
 mod proxy;
 mod python;
 mod rate_limits;
+mod recall;
 mod runs;
 mod schedules;
 mod search;

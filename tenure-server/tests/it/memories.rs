@@ -1,16 +1,13 @@
-//! Memories and dreams (memory consolidation) over HTTP and on the command line, and the quality of recall.
+//! Memories and dreams (memory consolidation) over HTTP and on the command line.
 
 use crate::support::InProcessClient;
 use crate::support::ServerProcess;
 use serde_json::{Value, json};
 use tenure::{
-    Assistant, Options, Principal, Tenure,
-    memory::{MemoryTarget, NewMemory},
+    Assistant,
     policy::{MemoryConfig, MemoryScope, ToolSource},
 };
 use tenure_server::auth::Right;
-use tenure_server::config::embeddings::Embeddings;
-use tenure_server::embed::EmbeddingSource;
 
 fn assistant(name: &str, scope: MemoryScope) -> Assistant {
     let group = (scope == MemoryScope::Group).then(|| "lab".to_owned());
@@ -215,51 +212,4 @@ fn memories_over_the_command_line() {
         tenure(&[&store[..], &["dream", "--list", "--json"]].concat()).trim(),
         r#"{"object":"list","data":[],"next_cursor":null}"#
     );
-}
-
-/// Recall quality on the 55 questions and memories of the project: how often the right memory is among the first
-/// results, by words, by meaning, and by both.
-#[tokio::test(flavor = "multi_thread")]
-async fn recall_quality_on_the_labelled_questions() {
-    let Ok(dir) = std::env::var("TENURE_TEST_MODEL") else {
-        assert!(std::env::var("CI").is_err(), "TENURE_TEST_MODEL must be set in CI");
-        eprintln!("skipped: TENURE_TEST_MODEL is not set (`make test` sets it)");
-        return;
-    };
-    let set: Vec<Value> = serde_json::from_str(include_str!("../data/recall.json")).unwrap();
-    let principal = Principal::new("default", "ada").unwrap();
-    let source =
-        EmbeddingSource::open(&Embeddings { model: "local".into(), path: dir, ..Embeddings::default() }).await.unwrap();
-    let tenure =
-        Tenure::open_with("memory:", Options { embedder: source.embedder(), ..Options::default() }).await.unwrap();
-    for case in &set {
-        let text = case["memory"].as_str().unwrap().to_owned();
-        tenure.remember(&principal, &MemoryTarget::Own, NewMemory { text, ..NewMemory::default() }).await.unwrap();
-    }
-    let words = Tenure::with_store(tenure.store().clone(), Options::default());
-    let rank = |hits: &[tenure::memory::RecallHit], text: &str| hits.iter().position(|h| h.memory.text == text);
-    let mut by_words = Vec::new();
-    let mut by_meaning = Vec::new();
-    let mut by_both = Vec::new();
-    for case in &set {
-        let text = case["memory"].as_str().unwrap();
-        let question = case["question"].as_str().unwrap();
-        by_words.push(rank(&words.recall(&principal, &MemoryTarget::Own, question, 50).await.unwrap().memories, text));
-        let both = tenure.recall(&principal, &MemoryTarget::Own, question, 50).await.unwrap();
-        assert!(both.by_meaning);
-        by_both.push(rank(&both.memories, text));
-        let mut near = both.memories.clone();
-        near.retain(|h| h.similarity.is_some());
-        near.sort_by(|a, b| b.similarity.unwrap().total_cmp(&a.similarity.unwrap()));
-        by_meaning.push(rank(&near, text));
-    }
-    let hits = |ranks: &[Option<usize>], first: usize| ranks.iter().flatten().filter(|r| **r < first).count();
-    for (name, ranks) in [("words", &by_words), ("meaning", &by_meaning), ("both", &by_both)] {
-        println!("{name}: {} of {} at 1, {} at 5", hits(ranks, 1), set.len(), hits(ranks, 5));
-    }
-    assert!(
-        hits(&by_both, 5) >= hits(&by_meaning, 5) && hits(&by_both, 5) >= hits(&by_words, 5),
-        "both must not be worse than either"
-    );
-    assert!(hits(&by_both, 5) * 10 >= set.len() * 8, "eight of ten are found");
 }

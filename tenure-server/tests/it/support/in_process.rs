@@ -10,6 +10,7 @@ use tenure::{Assistant, Clock, Options, Tenant, Tenure, User};
 use tenure_server::app::{App, AppState};
 use tenure_server::auth::{NewKey, Right};
 use tenure_server::config::Config;
+use tenure_server::embed::EmbeddingSource;
 use tenure_server::router::in_process;
 use tower::ServiceExt;
 
@@ -73,7 +74,8 @@ impl InProcessClient {
         config.limits.max_body_bytes = 1 << 20;
         change(&mut config);
         let clock = Clock::manual(start());
-        let options = Options { clock: clock.clone(), ..config.options() };
+        let embedder = EmbeddingSource::open(&config.embeddings).await.unwrap().embedder();
+        let options = Options { clock: clock.clone(), embedder, ..config.options() };
         let tenure = Tenure::open_with(store, options).await.unwrap();
         let app = App::with_tenure(tenure, config).unwrap();
         Self { router: in_process(&app), app, clock, headers: Vec::new() }
