@@ -13,6 +13,8 @@ const K1: f64 = 0.7;
 const B: f64 = 0.3;
 /// What an occurrence of a term in a neighbouring memory counts, relative to one in the memory itself (D-162).
 const NEIGHBOR_SHARE: f64 = 0.25;
+/// What a function word of the question counts, relative to another word as rare as it.
+const FUNCTION_WORD_SHARE: f64 = 0.2;
 /// The maximum distance in a log, in records, between messages whose memories are neighbours.
 const MAX_NEIGHBOR_RECORDS: u64 = 16;
 /// The maximum time between memories that are neighbours and were not derived from messages, in seconds.
@@ -47,7 +49,7 @@ impl SequencePosition {
 #[derive(Debug)]
 struct Document {
     key: String,
-    /// The number of words.
+    /// The number of words that are not function words.
     length: u32,
     /// The ids of the distinct forms of its words.
     forms: Vec<u32>,
@@ -108,10 +110,11 @@ impl TermIndex {
             self.postings[*id as usize].push((number, *count));
         }
         self.posting_count += counts.len();
-        self.total_length += terms.len() as u64;
+        let length = terms.iter().filter(|term| !term.is_function_word).count().max(1) as u32;
+        self.total_length += u64::from(length);
         let document = Document {
             key: key.to_owned(),
-            length: terms.len() as u32,
+            length,
             forms: counts.into_keys().collect(),
             position: position.clone(),
             previous: None,
@@ -175,7 +178,8 @@ impl TermIndex {
         let mut found = Vec::new();
         for term in question {
             let containing = self.count_occurrences(term, &mut occurrences);
-            let rarity = (1.0 + (count - containing as f64 + 0.5) / (containing as f64 + 0.5)).ln();
+            let share = if term.is_function_word { FUNCTION_WORD_SHARE } else { 1.0 };
+            let rarity = share * (1.0 + (count - containing as f64 + 0.5) / (containing as f64 + 0.5)).ln();
             maximum += rarity * (K1 + 1.0);
             for number in occurrences.touched.drain(..) {
                 let i = number as usize;
@@ -190,9 +194,11 @@ impl TermIndex {
                 scores[i] += rarity * frequency * (K1 + 1.0) / (frequency + K1 * length);
             }
         }
+        // A question of function words only says little, however well it is covered.
+        let share = if question.iter().all(|term| term.is_function_word) { FUNCTION_WORD_SHARE } else { 1.0 };
         let coverage = |number: u32| {
             let document = self.documents[number as usize].as_ref()?;
-            Some((document.key.as_str(), scores[number as usize] / maximum))
+            Some((document.key.as_str(), share * scores[number as usize] / maximum))
         };
         found.into_iter().filter_map(coverage).collect()
     }

@@ -13,6 +13,9 @@ use crate::types::policy::{MemoryPolicy, MemoryScope};
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 
+/// The minimum coverage of a fact that is injected, if recall is by words alone.
+const MIN_COVERAGE: f64 = 0.15;
+
 /// A memory that was injected into a prompt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InjectedMemory {
@@ -64,7 +67,10 @@ impl Tenure {
         let preferences = self.preferences(&location.namespace, Some(self.now())).await?;
         // A recall finds preferences too; they must not take the places of facts.
         let candidates = if limit == 0 { 0 } else { limit + preferences.len() };
-        let mut facts = self.recall_in(&location, &[question], candidates, Superseded::Omitted).await?.memories;
+        let recalled = self.recall_in(&location, &[question], candidates, Superseded::Omitted).await?;
+        let mut facts = recalled.memories;
+        // By words alone, a memory that shares only a function word with the question is not relevant to it.
+        facts.retain(|hit| recalled.by_meaning || hit.coverage >= MIN_COVERAGE);
         facts.retain(|hit| hit.memory.kind == MemoryKind::Fact);
         facts.truncate(limit);
         Ok((preferences, facts))

@@ -1,6 +1,6 @@
 //! Terms: the words of a text in the form in which memories are indexed and ranked.
 //!
-//! Words are folded (case, accents), function words are dropped, and the rest is stemmed. A short question and the
+//! Words are folded (case, accents) and stemmed, and function words are marked. A short question and the
 //! text that answers it may be assigned to different languages, so a word outside of English is indexed by
 //! several forms: two words are equal if they share one (D-161). Scripts without spaces are split into pairs of letters.
 
@@ -16,19 +16,22 @@ const PREFIX_CHARS: usize = 5;
 /// Marks a form that is the beginning of a word. Not alphanumeric, so that it equals no word.
 const PREFIX_MARK: char = '*';
 
-/// The forms of one word. The first is the most specific.
+/// The forms of one word.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Term {
+    /// The most specific one first.
     pub forms: Vec<String>,
+    /// Whether it is a word such as `the` or `what`, which says little about the content.
+    pub is_function_word: bool,
 }
 
 impl Term {
     fn single(form: String) -> Self {
-        Self { forms: vec![form] }
+        Self { forms: vec![form], is_function_word: false }
     }
 }
 
-/// Returns the terms of a text in order, with repetitions. A text of function words only keeps them.
+/// Returns the terms of a text in order, with repetitions.
 pub(crate) fn terms(text: &str) -> Vec<Term> {
     let words = words(text);
     let language = &LANGUAGES[detect(&words)];
@@ -36,10 +39,8 @@ pub(crate) fn terms(text: &str) -> Vec<Term> {
     let english = Stemmer::create(Algorithm::English);
     let own = language.algorithm.filter(|_| !is_english).map(Stemmer::create);
     let stop_words = [&LANGUAGES[ENGLISH].stop_words, &language.stop_words];
-    let is_content = |word: &&String| !stop_words.iter().any(|list| list.contains(*word));
-    let has_content = words.iter().any(|word| is_content(&word));
     let mut terms = Vec::new();
-    for word in words.iter().filter(|word| !has_content || is_content(word)) {
+    for word in &words {
         if !word.chars().any(is_unspaced_letter) {
             let mut forms: Vec<String> = own.iter().map(|stemmer| stemmer.stem(word).into_owned()).collect();
             forms.push(english.stem(word).into_owned());
@@ -47,7 +48,8 @@ pub(crate) fn terms(text: &str) -> Vec<Term> {
                 forms.push(word.chars().take(PREFIX_CHARS).chain([PREFIX_MARK]).collect());
             }
             forms.dedup();
-            terms.push(Term { forms });
+            let is_function_word = stop_words.iter().any(|list| list.contains(word));
+            terms.push(Term { forms, is_function_word });
             continue;
         }
         for part in split_by_script(word) {
@@ -96,19 +98,23 @@ mod tests {
     use super::*;
 
     fn forms(text: &str) -> Vec<String> {
-        terms(text).into_iter().map(|term| term.forms.join("/")).collect()
+        content_terms(text).map(|term| term.forms.join("/")).collect()
+    }
+
+    fn content_terms(text: &str) -> impl Iterator<Item = Term> {
+        terms(text).into_iter().filter(|term| !term.is_function_word)
     }
 
     fn share_a_term(a: &str, b: &str) -> bool {
-        let of_a: BTreeSet<String> = terms(a).into_iter().flat_map(|term| term.forms).collect();
-        terms(b).iter().any(|term| term.forms.iter().any(|form| of_a.contains(form)))
+        let of_a: BTreeSet<String> = content_terms(a).flat_map(|term| term.forms).collect();
+        content_terms(b).any(|term| term.forms.iter().any(|form| of_a.contains(form)))
     }
 
     #[test]
-    fn function_words_are_dropped_and_the_rest_is_stemmed() {
+    fn function_words_are_marked_and_the_rest_is_stemmed() {
         assert_eq!(forms("What were the Dogs running after?"), ["dog", "run", "after"]);
-        assert_eq!(forms("Who am I?"), ["who", "am", "i"], "a text of function words keeps them");
-        assert_eq!(forms(""), Vec::<String>::new());
+        assert_eq!(forms("Who am I?"), Vec::<String>::new());
+        assert_eq!((terms("Who am I?").len(), terms("").len()), (3, 0));
         assert_eq!(forms("8 May, 2023"), ["8", "may", "2023"], "`may` is a month as well");
     }
 
