@@ -1,5 +1,5 @@
-//! The checkpoint of an idle store: the write-ahead log of a store that nobody writes to does not
-//! stay large (D-171).
+//! The checkpoint of an idle store: the write-ahead log of a store without writes does not stay
+//! large (D-171).
 //!
 //! SQLite copies the write-ahead log into the main file every 4000 pages, and then overwrites it
 //! from the beginning; the file keeps its size of 16 MB. Truncating it after each commit would cost

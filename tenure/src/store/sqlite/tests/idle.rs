@@ -1,4 +1,4 @@
-//! The write-ahead log of a store that nobody writes to.
+//! The write-ahead log of a store without writes.
 
 use super::super::database::Database;
 use super::super::idle_checkpoint::{IdleCheckpoint, IdleStep};
