@@ -85,10 +85,10 @@ fn entry_shares(path: &Path) -> String {
     let sql = "select substr(entry, 3, instr(substr(entry, 3), '\"') - 1) as kind, sum(length(entry)) as bytes \
                from record group by kind order by bytes desc";
     let mut statement = db.prepare(sql).unwrap();
-    let shares = statement.query_map([], |r| Ok((r.get::<_, String>(0)?, r.get::<_, u64>(1)?))).unwrap();
+    let shares = statement.query_map([], |r| Ok((r.get::<_, String>(0)?, r.get::<_, i64>(1)?))).unwrap();
     let shares = shares.map(|share| {
         let (kind, bytes) = share.unwrap();
-        format!("{kind} {}", bytes / TURNS as u64)
+        format!("{kind} {}", bytes / TURNS as i64)
     });
     shares.collect::<Vec<_>>().join(", ")
 }
