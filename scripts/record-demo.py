@@ -302,7 +302,7 @@ STYLE = """
 
 def shortened(line):
     """The line, without most of a long id, and cut at the right margin."""
-    line = re.sub(r"\brun_[0-9a-f]{24,}([0-9a-f]{4})\b", r"run_…\1", line)
+    line = re.sub(r"\brun_[0-9a-z]{12}([0-9a-z]{4})\b", r"run_…\1", line)
     line = re.sub(r"^\d{4}-\d\d-\d\dT([\d:]{8})\.\d+Z\s+", r"…\1 ", line)
     return line if len(line) <= COLUMNS else line[: COLUMNS - 1] + "…"
 

@@ -129,14 +129,11 @@ fn with_optional_bodies(mut document: utoipa::openapi::OpenApi) -> utoipa::opena
     document
 }
 
-/// Builds the HTTP service: all routes with their middleware. `observe` is outermost, so that rejected and CORS
-/// requests are logged and counted as well.
+/// Builds the HTTP service: all routes with their middleware.
 pub fn router(app: AppState) -> Router {
     let (router, document) = route_table().split_for_parts();
-    let document = with_optional_bodies(document);
-    let cors = cors(&app.config.cors.origins);
-    let mut router = router
-        .merge(docs::pages(document))
+    let router = router
+        .merge(docs::pages(with_optional_bodies(document)))
         .fallback(|| async { ApiError::not_found("no such route; GET /openapi.json lists all routes") })
         .method_not_allowed_fallback(|| async {
             ApiError::new(
@@ -144,9 +141,15 @@ pub fn router(app: AppState) -> Router {
                 "method_not_allowed",
                 "this route does not support that method",
             )
-        })
-        .layer(middleware::from_fn_with_state(app.clone(), guard));
-    if let Some(cors) = cors {
+        });
+    with_middleware(router, app)
+}
+
+/// Adds the middleware that every request passes. `observe` is outermost, so that rejected and CORS requests are
+/// logged and counted as well.
+pub fn with_middleware(routes: Router<AppState>, app: AppState) -> Router {
+    let mut router = routes.layer(middleware::from_fn_with_state(app.clone(), guard));
+    if let Some(cors) = cors(&app.config.cors.origins) {
         router = router.layer(cors);
     }
     router.layer(middleware::from_fn(observe)).with_state(app)

@@ -65,8 +65,19 @@ fn is_loopback(ip: IpAddr) -> bool {
 /// Serves requests until `stop` completes, then shuts down gracefully: requests and turns in progress are
 /// finished, within `drain_timeout`.
 pub async fn run(app: AppState, listener: TcpListener, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
+    let router = router(app.clone());
+    run_router(app, router, listener, stop).await
+}
+
+/// Serves a router of other routes in the same way, for benchmarks.
+pub async fn run_router(
+    app: AppState,
+    router: Router,
+    listener: TcpListener,
+    stop: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
     jobs::start_all(&app);
-    let acceptor = Acceptor::new(app.clone());
+    let acceptor = Acceptor::new(app.clone(), router);
     tokio::pin!(stop);
     loop {
         tokio::select! {
@@ -124,8 +135,7 @@ struct Acceptor {
 }
 
 impl Acceptor {
-    fn new(app: AppState) -> Self {
-        let router = router(app.clone());
+    fn new(app: AppState, router: Router) -> Self {
         let connections = Connections::new(&app.config);
         let http = http_protocols(&app.config.limits);
         Self { app, router, connections, http, refusals: Arc::new(Semaphore::new(MAX_REFUSALS)) }

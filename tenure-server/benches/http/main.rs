@@ -10,6 +10,7 @@
 
 mod chat;
 mod client;
+mod disk;
 mod fairness;
 mod messages;
 #[allow(dead_code, reason = "shared with the library's benches")]
@@ -45,6 +46,9 @@ fn main() {
         if is_selected("reads") {
             reads::full_session(&mut report).await;
             reads::last_messages(&mut report).await;
+        }
+        if is_selected("disk") {
+            disk::chat_turns(&mut report).await;
         }
         if is_selected("fairness") {
             fairness::chat_beside_listers(&mut report).await;

@@ -9,6 +9,10 @@ use futures_util::StreamExt;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+use tenure_server::app::App;
+use tenure_server::config::Config;
+use tenure_server::router::with_middleware;
+use tenure_server::serve::run_router;
 
 /// A running `tenure` binary.
 pub struct Server {
@@ -45,6 +49,15 @@ impl Server {
     }
 }
 
+impl Server {
+    /// Stops the server as an operator does, and waits until it has ended.
+    pub fn stop(mut self) {
+        let id = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(id, rustix::process::Signal::TERM).unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
@@ -69,7 +82,11 @@ fn serve(router: Router) -> String {
 
 /// A model server that answers at once with 600 characters, or streams them in ten chunks, 5 ms apart.
 pub fn upstream() -> String {
-    let answer = super::words(600, 7);
+    upstream_with(super::words(600, 7))
+}
+
+/// A model server that answers at once with this text, or streams its first 600 characters.
+pub fn upstream_with(answer: String) -> String {
     let completion = serde_json::json!({"id": "c", "object": "chat.completion", "created": 1, "model": "m",
         "choices": [{"index": 0, "message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}]})
     .to_string();
@@ -97,6 +114,25 @@ pub fn upstream() -> String {
         }
     };
     serve(Router::new().route("/v1/chat/completions", post(handler)).layer(axum::extract::DefaultBodyLimit::disable()))
+}
+
+/// A minimal handler behind the connections and the middleware of the server, without authentication: what a route of
+/// the server costs before its handler begins. It has threads of its own, like the binary.
+pub fn behind_middleware(body: String) -> String {
+    let body = Bytes::from(body);
+    let (address_sender, address_receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let app = App::open(Config::parse("store: 'memory:'").unwrap()).await.unwrap();
+            let handler = move || async move { ([(CONTENT_TYPE, "application/json")], body.clone()) };
+            let router = with_middleware(Router::new().route("/", get(handler)), app.clone());
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            address_sender.send(listener.local_addr().unwrap().to_string()).unwrap();
+            run_router(app, router, listener, std::future::pending()).await.unwrap();
+        });
+    });
+    address_receiver.recv().unwrap()
 }
 
 /// Bare axum serving the same bytes, as the baseline.

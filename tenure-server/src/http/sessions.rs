@@ -225,13 +225,14 @@ pub async fn get(
         return Ok(view::json(StatusCode::OK, Some(seq), view::shared_body(rendered)));
     }
     let mut body = rendered.to_string();
+    // Boxed: few requests ask for these, and every request contains them.
     if cache {
-        let cached = app.tenure.browsing(&principal).cache_entries(&principal, &id).await?;
+        let cached = Box::pin(app.tenure.browsing(&principal).cache_entries(&principal, &id)).await?;
         let cached: Vec<_> = cached.into_iter().map(CachedView::from).collect();
         body = view::with_fields(body, &[("cache", &view::to_json(&cached))]);
     }
     if discarded {
-        let discarded_messages = app.tenure.browsing(&principal).discarded(&principal, &id).await?;
+        let discarded_messages = Box::pin(app.tenure.browsing(&principal).discarded(&principal, &id)).await?;
         body = view::with_fields(body, &[("discarded", &view::discarded(&discarded_messages))]);
     }
     Ok(view::json(StatusCode::OK, Some(seq), body))

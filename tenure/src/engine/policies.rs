@@ -61,7 +61,8 @@ impl Engine {
         if self.assistant_registry().is_fresh(tenant, self.now()) {
             return Ok(());
         }
-        self.read_assistants(tenant).await
+        // Boxed: every read contains it, and few of them wait for it.
+        Box::pin(self.read_assistants(tenant)).await
     }
 
     /// Reads the assistants of a tenant from the store into the cache.

@@ -143,16 +143,29 @@ impl Engine {
     pub async fn refresh(&self, key: &SessionKey, cached: &mut CachedState) -> Result<()> {
         let generation = next_generation();
         // A session in use is also cached in the store, so this check needs no other thread to wake up.
-        let head = match cached
+        let check = cached
             .state
             .head_json()
             .and_then(|head_json| self.store().head_checker()?.head_if_changed(key, head_json))
-            .transpose()?
-        {
-            Some(HeadCheck::Unchanged) => {
-                cached.as_of = generation;
-                return Ok(());
-            }
+            .transpose()?;
+        if matches!(check, Some(HeadCheck::Unchanged)) {
+            cached.as_of = generation;
+            return Ok(());
+        }
+        // Boxed: every read contains it, and most find the head unchanged.
+        Box::pin(self.refresh_changed(key, cached, check, generation)).await
+    }
+
+    /// Refreshes the cached state, unless the check has found it to be current.
+    async fn refresh_changed(
+        &self,
+        key: &SessionKey,
+        cached: &mut CachedState,
+        check: Option<HeadCheck>,
+        generation: u64,
+    ) -> Result<()> {
+        let head = match check {
+            Some(HeadCheck::Unchanged) => return Ok(()),
             Some(HeadCheck::Current(head)) => head.map(|head| *head),
             None => self.store().head(key).await?,
         };

@@ -71,20 +71,19 @@ pub(crate) fn idempotency_lock_key(principal: &Principal, key: &str) -> Result<S
     Ok(principal.key(&SessionId::new(hash.to_hex().as_str())?))
 }
 
-fn request_hash(principal: &Principal, key: &str, body: &str) -> String {
-    blake3::hash(format!("{}\0{}\0{key}\0{body}", principal.tenant, principal.user).as_bytes()).to_hex()[..32]
-        .to_owned()
+fn request_hash(principal: &Principal, key: &str, body: &str) -> blake3::Hash {
+    blake3::hash(format!("{}\0{}\0{key}\0{body}", principal.tenant, principal.user).as_bytes())
 }
 
 /// The session id of a request that names no session, derived from its idempotency key. All nodes
 /// derive the same id.
 pub(crate) fn derive_session_id(principal: &Principal, key: &str, body: &str) -> SessionId {
-    SessionId::new(request_hash(principal, key, body)).unwrap_or_else(|_| SessionId::generate())
+    SessionId::new(&request_hash(principal, key, body).to_hex()[..32]).unwrap_or_else(|_| SessionId::generate())
 }
 
 /// The run id of a request, derived from its idempotency key. All nodes derive the same id.
 pub(crate) fn derive_run_id(principal: &Principal, key: &str, body: &str) -> RunId {
-    RunId::new(format!("run_{}", request_hash(principal, key, body))).unwrap_or_else(|_| RunId::generate())
+    RunId::of_request(&request_hash(principal, key, body))
 }
 
 fn key_namespace(principal: &Principal) -> Namespace {

@@ -10,6 +10,7 @@ mod commit;
 mod database;
 mod fault;
 mod heads;
+mod idle_checkpoint;
 mod items;
 mod purge;
 mod readers;

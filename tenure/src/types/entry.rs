@@ -52,7 +52,7 @@ pub enum Entry {
         /// The id of the run.
         run: RunId,
         /// The lease of the node that executes the run.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(flatten)]
         claim: Option<LeaseClaim>,
         /// Parameters of the run, such as its model and options.
         #[serde(default, skip_serializing_if = "Map::is_empty")]
@@ -308,9 +308,10 @@ pub struct SessionPatch {
 /// A lease on a run: one node's exclusive right to execute it until a deadline.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseClaim {
-    /// The id of the node.
+    /// The name of the node.
     pub node: String,
-    /// When the lease expires.
+    /// When the lease expires, in microseconds.
+    #[serde(with = "jiff::fmt::serde::timestamp::microsecond::required")]
     pub until: Timestamp,
 }
 

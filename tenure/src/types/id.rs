@@ -230,10 +230,27 @@ impl SessionId {
     }
 }
 
+/// The digits of run ids, in ascending order: without `i`, `l`, `o` and `u`, as in Crockford's base 32.
+const BASE32: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
+
 impl RunId {
-    /// Generates a unique id that sorts by creation time (`run_` and a UUIDv7).
+    /// Generates a unique id that sorts by creation time: `run_` and 16 digits of base 32, of which the first 42 bits
+    /// are the time in milliseconds and the other 38 bits are random. Four records of a turn contain it (D-170).
     pub fn generate() -> Self {
-        Self(format!("run_{}", uuid::Uuid::now_v7().simple()).into())
+        let uuid = uuid::Uuid::now_v7().as_u128();
+        Self::from_bits((uuid >> 80) << 38 | uuid & ((1 << 38) - 1))
+    }
+
+    /// Returns the id of the run that answers a request, derived from the hash of the request.
+    pub(crate) fn of_request(hash: &blake3::Hash) -> Self {
+        let (bits, _) = hash.as_bytes().split_at(16);
+        Self::from_bits(bits.iter().fold(0, |bits, byte| bits << 8 | u128::from(*byte)))
+    }
+
+    /// Returns the id with the lowest 80 of these bits.
+    fn from_bits(bits: u128) -> Self {
+        let digits = (0..16).rev().map(|i| char::from(BASE32[(bits >> (5 * i)) as usize & 31]));
+        Self(["run_".to_owned(), digits.collect()].concat().into())
     }
 }
 
@@ -326,6 +343,22 @@ impl fmt::Display for SessionKey {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The bits are those of the number, most significant first, so that ids sort like their times.
+    #[test]
+    fn run_ids_are_short_unique_and_sort_by_time() {
+        assert_eq!(RunId::from_bits(0).as_str(), "run_0000000000000000");
+        assert_eq!(RunId::from_bits(u128::MAX).as_str(), "run_zzzzzzzzzzzzzzzz");
+        assert_eq!(RunId::from_bits(0b00001_00010).as_str(), "run_0000000000000012");
+        let at = |millis: u128, random: u128| RunId::from_bits(millis << 38 | random);
+        assert!(at(1_795_000_000_000, (1 << 38) - 1) < at(1_795_000_000_001, 0));
+        let ids: std::collections::HashSet<RunId> = (0..10_000).map(|_| RunId::generate()).collect();
+        assert_eq!(ids.len(), 10_000);
+        assert!(ids.iter().all(|id| RunId::new(id.as_str()).as_ref() == Ok(id)));
+        let request = |text: &str| RunId::of_request(&blake3::hash(text.as_bytes()));
+        assert_eq!(request("a"), request("a"));
+        assert_ne!(request("a"), request("b"));
+    }
 
     #[test]
     fn session_ids_are_printable_text() {

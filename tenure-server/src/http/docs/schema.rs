@@ -142,8 +142,8 @@ fn plural(kind: &str) -> String {
 fn example_text(name: &str) -> &str {
     match name {
         "id" | "session_id" => "trip",
-        "run_id" => "run_01a1ed0fdedc7510b788720160ea18e7",
-        "review_id" => "rev_12_run_01a1ed0fdedc7510b788720160ea18e7",
+        "run_id" => "run_d1xm7xxq05gem677",
+        "review_id" => "rev_12_run_d1xm7xxq05gem677",
         "status" => "active",
         "user" | "reviewer" => "ada",
         "assistant_id" | "assistant" => "support",

@@ -202,10 +202,26 @@ impl Database {
     /// zeroed already (`secure_delete`). If a reader is active, this is left to the next call
     /// (D-073).
     pub fn truncate_wal(&self, conn: &Connection) -> Result<()> {
-        conn.busy_timeout(TRUNCATE_TIMEOUT).map_err(|e| self.error(e))?;
-        let outcome = conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+        self.try_truncate_wal(conn, TRUNCATE_TIMEOUT).map(drop)
+    }
+
+    /// Truncates the write-ahead log. Returns `false` if another connection needs it for longer than
+    /// `max_wait`.
+    pub fn try_truncate_wal(&self, conn: &Connection, max_wait: Duration) -> Result<bool> {
+        conn.busy_timeout(max_wait).map_err(|e| self.error(e))?;
+        let outcome = conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |r| Ok(!r.get::<_, bool>(0)?));
         conn.busy_timeout(BUSY_TIMEOUT).map_err(|e| self.error(e))?;
         outcome.map_err(|e| self.error(e))
+    }
+
+    /// Copies the write-ahead log into the main file, on a connection of its own, so that neither
+    /// commits nor readers wait. Returns `false` if a reader still needs an older state of the main
+    /// file.
+    pub fn copy_wal(&self) -> Result<bool> {
+        let is_complete =
+            |r: &rusqlite::Row<'_>| Ok(!r.get::<_, bool>(0)? && r.get::<_, i64>(1)? == r.get::<_, i64>(2)?);
+        let conn = self.open()?;
+        conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], is_complete).map_err(|e| self.error(e))
     }
 
     /// Removes all bytes of deleted data from the file and its write-ahead log (D-033). Fails if
@@ -259,9 +275,9 @@ impl Database {
         self.classify(e).with_source(ErrorSource::shared(e.clone()))
     }
 
-    /// Returns true if there is a write-ahead log with contents beside the file.
-    fn has_wal(&self) -> bool {
-        fs::metadata(format!("{}-wal", self.0)).is_ok_and(|m| m.len() > 0)
+    /// Returns the size of the write-ahead log in bytes.
+    pub fn wal_bytes(&self) -> u64 {
+        fs::metadata(format!("{}-wal", self.0)).map_or(0, |m| m.len())
     }
 
     fn classify(&self, e: &rusqlite::Error) -> Error {
@@ -270,7 +286,7 @@ impl Database {
             _ if is_disk_full(e) => Error::full(self),
             // Every constraint is checked before the write, so only rows that should not exist can
             // violate one.
-            ErrorCode::DatabaseCorrupt if self.has_wal() => {
+            ErrorCode::DatabaseCorrupt if self.wal_bytes() > 0 => {
                 let file = &self.0;
                 let advice = format!(
                     "if {file} was restored or copied, {file}-wal may belong to another database: \

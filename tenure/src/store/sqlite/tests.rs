@@ -3,6 +3,7 @@
 mod damage;
 mod erase;
 mod find;
+mod idle;
 mod views;
 mod writing;
 

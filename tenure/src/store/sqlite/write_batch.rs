@@ -7,6 +7,7 @@ use crate::store::sqlite::fault::{StoreFault, StoreResult};
 use crate::types::error::{Error, Result};
 use rusqlite::{Connection, ErrorCode};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc::{self, error::TryRecvError};
 use tokio::sync::oneshot;
 
@@ -108,6 +109,8 @@ pub(super) struct WriteExecutor {
     /// The number of transactions with a single write that must follow before the load counts as
     /// low again.
     contention: u32,
+    /// The number of batches executed so far.
+    batches: u64,
 }
 
 /// The state of the queue after a batch.
@@ -135,12 +138,22 @@ impl From<rusqlite::Error> for BatchAbort {
 
 impl WriteExecutor {
     pub fn new(conn: Connection, file: Database, queue: mpsc::Receiver<WriteJob>) -> Self {
-        Self { conn, file, queue, exclusive: None, durability: WriteDurability::Durable, contention: 0 }
+        Self { conn, file, queue, exclusive: None, durability: WriteDurability::Durable, contention: 0, batches: 0 }
     }
 
     /// Returns whether writers are concurrent, so that letting them accumulate pays.
     pub fn is_contended(&self) -> bool {
         self.contention > 0
+    }
+
+    /// The number of batches executed so far, including failed ones.
+    pub fn batches(&self) -> u64 {
+        self.batches
+    }
+
+    /// Truncates the write-ahead log, unless another connection uses it. Returns whether it did.
+    pub fn truncate_wal(&self) -> Result<bool> {
+        self.file.try_truncate_wal(&self.conn, Duration::ZERO)
     }
 
     /// Executes all queued jobs.
@@ -174,6 +187,7 @@ impl WriteExecutor {
         }
         let durable_count = batch.iter().filter(|step| step.durability() == WriteDurability::Durable).count();
         self.contention = if durable_count > 1 { CONTENTION_COUNTDOWN } else { self.contention.saturating_sub(1) };
+        self.batches += 1;
         self.execute(batch);
         // More jobs may have been queued in the meantime.
         if self.queue.is_empty() { state } else { QueueState::NotEmpty }

@@ -8,12 +8,14 @@
 use crate::store::sqlite::blocking::BlockingContext;
 use crate::store::sqlite::database::Database;
 use crate::store::sqlite::fault::StoreResult;
+use crate::store::sqlite::idle_checkpoint::{IdleCheckpoint, IdleStep};
 use crate::store::sqlite::write_batch::{
     QueueState, WriteDurability, WriteExecutor, WriteJob, WritePurpose, WriteTask, writer_stopped,
 };
 use crate::types::error::{Error, Result};
 use rusqlite::Connection;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread::{self, JoinHandle, Thread};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task;
@@ -27,6 +29,8 @@ pub(super) struct Writer {
     /// A std mutex: its holder blocks on the disk, but never awaits a task.
     executor: Arc<Mutex<WriteExecutor>>,
     thread: Option<JoinHandle<()>>,
+    /// Whether the writer thread will look at the write-ahead log without being woken.
+    is_watching: Arc<AtomicBool>,
     /// Cloned by each pending use mark, so that its reference count shows whether marks are
     /// pending.
     pending_uses: Arc<()>,
@@ -36,11 +40,14 @@ impl Writer {
     /// Starts the writer thread with the connection that writes.
     pub fn start(file: Database, conn: Connection) -> Result<Self> {
         let (jobs, queue) = mpsc::channel(MAX_QUEUE);
+        let checkpoint = IdleCheckpoint::new(file.clone());
         let executor = Arc::new(Mutex::new(WriteExecutor::new(conn, file, queue)));
-        let thread_executor = executor.clone();
+        let is_watching = Arc::new(AtomicBool::new(true));
+        let (thread_executor, thread_watching) = (executor.clone(), is_watching.clone());
         let thread = thread::Builder::new().name("tenure-sqlite".to_owned());
-        let thread = thread.spawn(move || run_writer_thread(&thread_executor)).map_err(Error::unavailable_from)?;
-        Ok(Self { jobs: Some(jobs), executor, thread: Some(thread), pending_uses: Arc::default() })
+        let thread = thread.spawn(move || run_writer_thread(&thread_executor, checkpoint, &thread_watching));
+        let thread = Some(thread.map_err(Error::unavailable_from)?);
+        Ok(Self { jobs: Some(jobs), executor, thread, is_watching, pending_uses: Arc::default() })
     }
 
     /// Executes a write in a transaction: it is applied completely or, on an error, not at all.
@@ -93,7 +100,14 @@ impl Writer {
     /// Executes the queued jobs on this thread, if no other thread is doing so.
     fn run_batch_here(&self, context: BlockingContext) -> QueueState {
         match self.executor.try_lock() {
-            Ok(mut executor) => context.run_blocking(|| executor.run_batch()),
+            Ok(mut executor) => {
+                let state = context.run_blocking(|| executor.run_batch());
+                drop(executor);
+                if !self.is_watching.swap(true, Ordering::AcqRel) {
+                    drop(self.wake_on_drop());
+                }
+                state
+            }
             Err(_) => QueueState::NotEmpty,
         }
     }
@@ -182,15 +196,41 @@ impl Drop for WakeOnDrop {
     }
 }
 
-/// The writer thread: executes the queue each time it is woken, until the queue is closed.
-fn run_writer_thread(executor: &Mutex<WriteExecutor>) {
+/// The writer thread: executes the queue each time it is woken, until the queue is closed, and
+/// truncates the write-ahead log when no writes come. `is_watching` is false while it sleeps until
+/// it is woken.
+fn run_writer_thread(executor: &Mutex<WriteExecutor>, mut checkpoint: IdleCheckpoint, is_watching: &AtomicBool) {
     let _end = WriterEnd(executor);
     while let Ok(mut locked) = executor.lock() {
         if locked.run_queue() == QueueState::Closed {
             break;
         }
+        let batches = locked.batches();
         drop(locked);
-        thread::park();
+        let step = match checkpoint.next_step(batches) {
+            IdleStep::Truncate if truncate_wal(executor) => IdleStep::Sleep,
+            IdleStep::Truncate => checkpoint.wait_longer(),
+            step => step,
+        };
+        match step {
+            IdleStep::Wait(time) => thread::park_timeout(time),
+            _ if is_watching.swap(false, Ordering::AcqRel) => {
+                // A write may have come on its caller's thread, which found that this thread would
+                // look: so it looks once more before it sleeps.
+            }
+            _ => thread::park(),
+        }
+    }
+}
+
+/// Truncates the write-ahead log, unless a write is in progress. Returns whether it did.
+fn truncate_wal(executor: &Mutex<WriteExecutor>) -> bool {
+    match executor.try_lock() {
+        Ok(locked) => locked.truncate_wal().unwrap_or_else(|error| {
+            tracing::debug!(%error, "could not truncate SQLite's write-ahead log");
+            false
+        }),
+        Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)) => false,
     }
 }
 
