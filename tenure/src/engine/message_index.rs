@@ -13,7 +13,6 @@ use crate::store::message_index::{
 use crate::types::entry::{Entry, Record};
 use crate::types::error::{Error, Result};
 use crate::types::id::{Tenant, User};
-use std::sync::Arc;
 
 /// The number of bytes of text above which words are computed on a blocking thread, so that other tasks do
 /// not wait.
@@ -53,39 +52,29 @@ impl Engine {
             commit.message_index = None;
             return Ok(());
         }
-        let added = self.index_messages(&commit.records, commit.head.digest.messages).await?;
+        let added = self.words_of(visible_messages(&commit.records, commit.head.digest.messages)).await?;
         let discarded_after = discarded_after(&commit.records);
         commit.message_index = Some(MessageIndexUpdate { rules, added, discarded_after });
         Ok(())
     }
 
-    /// Computes the words of the messages among consecutive records that are visible after the last of
-    /// them. `messages` is the number of visible messages after the last record.
-    pub(crate) async fn index_messages(&self, records: &[Record], messages: usize) -> Result<Vec<IndexedMessage>> {
-        let bytes: usize = records.iter().map(|record| message_bytes(&record.entry)).sum();
+    /// Computes the words of messages.
+    pub async fn words_of(&self, messages: Vec<PositionedMessage>) -> Result<Vec<IndexedMessage>> {
+        let bytes: usize = messages.iter().map(|message| message.message.text_len()).sum();
         let redaction = self.options().redaction.clone();
         if bytes <= BLOCKING_BYTES {
-            return Ok(indexed(&redaction, visible_messages(records, messages)));
+            return Ok(indexed(&redaction, messages));
         }
-        let records: Arc<[Record]> = records.into();
-        let work = move || indexed(&redaction, visible_messages(&records, messages));
-        tokio::task::spawn_blocking(work).await.map_err(Error::unavailable_from)
+        tokio::task::spawn_blocking(move || indexed(&redaction, messages)).await.map_err(Error::unavailable_from)
     }
 }
 
-fn message_bytes(entry: &Entry) -> usize {
-    match entry {
-        Entry::Message(entry) => entry.message.text_len(),
-        _ => 0,
-    }
-}
-
-/// The index entries of messages, oldest first.
-fn indexed(redaction: &Redaction, newest_first: Vec<PositionedMessage<'_>>) -> Vec<IndexedMessage> {
+/// The index entries of messages.
+fn indexed(redaction: &Redaction, messages: Vec<PositionedMessage>) -> Vec<IndexedMessage> {
     let entry = |PositionedMessage { seq, position, message }| IndexedMessage {
         seq,
         position,
-        words: indexed_words(&searchable_text(&redaction.redact_message(message).0)),
+        words: indexed_words(&searchable_text(&redaction.redact_message(&message).0)),
     };
-    newest_first.into_iter().rev().map(entry).collect()
+    messages.into_iter().map(entry).collect()
 }
