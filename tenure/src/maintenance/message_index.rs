@@ -1,7 +1,7 @@
 //! Keeps the message index complete: indexes sessions that are not in it, in bounded steps.
 
 use crate::rules::message_words::{PositionedMessage, ShownMessages};
-use crate::store::message_index::{IndexedMessage, MessageIndex, SessionIndexPart};
+use crate::store::message_index::{IndexedMessage, MessageIndex, SessionIndexPart, WordRules};
 use crate::store::query::{OwnerFilter, RecordRange, SessionQuery};
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, Record};
@@ -17,6 +17,12 @@ const PAGE: usize = 256;
 const MAX_ATTEMPTS: usize = 3;
 
 impl Tenure {
+    /// The rules by which the words of messages are computed, for reading the message index of the store
+    /// ([`MessageIndex::find`]).
+    pub fn word_rules(&self) -> WordRules {
+        self.engine.word_rules()
+    }
+
     /// Indexes sessions that are not in the message index, and removes the words of removed messages from
     /// the files of the store. Ends after the session with which `max_messages` is reached. Returns whether
     /// more remains to be done.

@@ -238,7 +238,7 @@ async fn damage_below_the_rows_is_found_on_sqlite() {
     assert_eq!(test.tenure.repair_all(|_| ()).await.unwrap().remaining, []);
 
     db().execute_batch(
-        "INSERT INTO record SELECT record_key + 50, at, checksum, entry FROM record WHERE record_key & 0xffffffff = 2",
+        "INSERT INTO record SELECT record_key + 50, at, checksum, NULL, NULL, entry FROM record WHERE record_key & 0xffffffff = 2",
     )
     .unwrap();
     assert!(has_finding(&findings_of(&test).await, &["acme/y", "1 records are outside the range of its log"]));
