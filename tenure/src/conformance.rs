@@ -124,7 +124,7 @@ macro_rules! conformance {
                 removed_items_are_not_found;
             messages:
                 messages_are_found_by_their_words
-                messages_of_others_are_not_found
+                messages_of_other_users_are_not_found
                 many_messages_are_found
                 discarded_messages_are_not_found
                 purged_messages_are_not_found

@@ -127,7 +127,7 @@ pub async fn rare_word(report: &mut Report) {
     const BATCH: usize = 1_000;
     let count = messages();
     let dir = tempfile::tempdir().unwrap();
-    let url = format!("sqlite:{}", dir.path().join("ours.db").display());
+    let url = format!("sqlite:{}", dir.path().join("measured.db").display());
     let tenure = Tenure::open_with(&url, options(true)).await.unwrap();
     let raw = Connection::open(dir.path().join("raw.db")).unwrap();
     raw.execute_batch(
@@ -153,7 +153,7 @@ pub async fn rare_word(report: &mut Report) {
     }
     let store: &dyn Store = &**tenure.store();
     let index = store.message_index().unwrap();
-    let mut ours = Vec::new();
+    let mut measured = Vec::new();
     let mut baseline = Vec::new();
     for _ in 0..101 {
         let mut select =
@@ -169,10 +169,10 @@ pub async fn rare_word(report: &mut Report) {
         };
         let start = Instant::now();
         let MessageMatches::Found(found) = index.find(&query).await.unwrap() else { panic!("the index is incomplete") };
-        ours.push(start.elapsed());
+        measured.push(start.elapsed());
         assert_eq!(found.len(), rows);
     }
-    let (ours, baseline) = (median(ours), median(baseline));
+    let (measured, baseline) = (median(measured), median(baseline));
     let label = format!("a rare word among {count} messages in the message index, beside a raw FTS5 table");
-    report.row(label, ms(ours), ms(baseline), ratio(ours, baseline), Promise::AtMost(3.0));
+    report.row(label, ms(measured), ms(baseline), ratio(measured, baseline), Promise::AtMost(3.0));
 }

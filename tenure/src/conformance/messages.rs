@@ -32,8 +32,8 @@ async fn save(store: &dyn Store, log: &mut SessionLog) {
 }
 
 fn rewind(log: &mut SessionLog, to: Seq) {
-    let kept: Vec<_> = log.full_log().into_iter().filter(|record| record.seq <= to).collect();
-    let digest = head_of(&log.key, &kept).digest;
+    let retained: Vec<_> = log.full_log().into_iter().filter(|record| record.seq <= to).collect();
+    let digest = head_of(&log.key, &retained).digest;
     log.push(Entry::Rewound(RewindEntry { to, digest }));
 }
 
@@ -92,7 +92,7 @@ pub async fn messages_are_found_by_their_words(Fixture { store, .. }: Fixture) {
 }
 
 /// A search finds only messages of its tenant, and of its user.
-pub async fn messages_of_others_are_not_found(Fixture { store, .. }: Fixture) {
+pub async fn messages_of_other_users_are_not_found(Fixture { store, .. }: Fixture) {
     let Some(index) = used(&*store).await else { return };
     for (tenant, user) in [("a", "ada"), ("a", "bob"), ("b", "ada")] {
         let user = User::new(user).unwrap();

@@ -11,7 +11,7 @@ use crate::types::blob::BlobId;
 use crate::types::entry::{Entry, Record};
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{SessionKey, Tenant};
+use crate::types::id::{Seq, SessionKey, Tenant};
 use serde::Serialize;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -200,18 +200,22 @@ impl Examination<'_> {
         Ok(())
     }
 
-    /// Compares the entries of a session in the message index with its log.
-    async fn check_indexed(&self, head: &Head) -> Result<Option<Finding>> {
+    /// Compares the entries of a session in the message index with its log. Messages that were discarded may
+    /// be in the index: a fork that no longer exists has shown them.
+    async fn check_indexed(&self, head: &Head, log: &[Record]) -> Result<Option<Finding>> {
         let Some(index) = self.tenure.engine.message_index().filter(|_| self.is_indexed) else { return Ok(None) };
         let shown: BTreeSet<_> = self.tenure.shown_messages(head).await?.into_iter().collect();
         let indexed: BTreeSet<_> = index.indexed(&head.key()).await?.into_iter().collect();
+        let is_message = |seq: Seq| {
+            let found = log.binary_search_by_key(&seq, |record| record.seq);
+            found.is_ok_and(|i| matches!(log[i].entry, Entry::Message(_)))
+        };
         let missing = shown.difference(&indexed).count();
-        let superfluous = indexed.difference(&shown).count();
-        let description =
-            format!("the message index lacks {missing} messages, and has {superfluous} that are not shown");
+        let wrong = indexed.difference(&shown).filter(|(seq, _)| !is_message(*seq)).count();
+        let description = format!("the message index lacks {missing} of its messages, and has {wrong} wrong entries");
         let location = format!("session {}", head.key());
         let finding = Finding { location, description, remedy: Remedy::IndexSession(head.key()) };
-        Ok((missing + superfluous > 0).then_some(finding))
+        Ok((missing + wrong > 0).then_some(finding))
     }
 
     /// Checks one session. Findings are only reported if the session did not change meanwhile.
@@ -285,7 +289,7 @@ impl Examination<'_> {
                 }
             }
         }
-        findings.extend(self.check_indexed(head).await?);
+        findings.extend(self.check_indexed(head, &log).await?);
         let mut chain = ChainCheck::default();
         for record in &log {
             if let (_, Some(problem)) = chain.check_record(&key.session, record)

@@ -100,11 +100,11 @@ pub(super) async fn find(connection: &PgConnection, query: &MessageQuery) -> Res
         [(&hashes, Type::INT4_ARRAY), (&query.tenant.as_str(), Type::TEXT), (&row_limit(query.limit), Type::INT8)];
     let rows = connection.rows_planned(FIND, &params).await?;
     let location = |row: &Row| {
-        let place = || format!("postgres, messages of tenant {}", query.tenant);
-        let session: &str = column(row, 0, place)?;
-        let session = SessionId::new(session).map_err(|e| Error::corrupt_from(place(), e))?;
-        let seq = column::<i64>(row, 1, place)? as Seq;
-        Ok(MessageLocation { session, seq, position: column::<i32>(row, 2, place)? as usize })
+        let location_text = || format!("postgres, messages of tenant {}", query.tenant);
+        let session: &str = column(row, 0, location_text)?;
+        let session = SessionId::new(session).map_err(|e| Error::corrupt_from(location_text(), e))?;
+        let seq = column::<i64>(row, 1, location_text)? as Seq;
+        Ok(MessageLocation { session, seq, position: column::<i32>(row, 2, location_text)? as usize })
     };
     Ok(MessageMatches::Found(rows.iter().map(location).collect::<Result<_>>()?))
 }
@@ -115,8 +115,9 @@ pub(super) async fn indexed(connection: &PgConnection, key: &SessionKey) -> Resu
         WHERE tenant = $1 AND session = $2 AND words IS NOT NULL ORDER BY seq";
     let params: [Param<'_>; 2] = [(&key.tenant.as_str(), Type::TEXT), (&key.session.as_str(), Type::TEXT)];
     let rows = connection.rows(sql, &params).await?;
-    let place = || session_location(key);
-    let message = |row: &Row| Ok((column::<i64>(row, 0, place)? as Seq, column::<i32>(row, 1, place)? as usize));
+    let location_text = || session_location(key);
+    let message =
+        |row: &Row| Ok((column::<i64>(row, 0, location_text)? as Seq, column::<i32>(row, 1, location_text)? as usize));
     rows.iter().map(message).collect()
 }
 
@@ -157,9 +158,11 @@ async fn advance(connection: &PgConnection, rules: WordRules) -> Result<Result<O
 }
 
 fn session_key(row: &Row) -> Result<SessionKey> {
-    let place = || "postgres, a head".to_owned();
-    let tenant = Tenant::new(column::<&str>(row, 0, place)?).map_err(|e| Error::corrupt_from(place(), e))?;
-    let session = SessionId::new(column::<&str>(row, 1, place)?).map_err(|e| Error::corrupt_from(place(), e))?;
+    let location_text = || "postgres, a head".to_owned();
+    let tenant =
+        Tenant::new(column::<&str>(row, 0, location_text)?).map_err(|e| Error::corrupt_from(location_text(), e))?;
+    let session =
+        SessionId::new(column::<&str>(row, 1, location_text)?).map_err(|e| Error::corrupt_from(location_text(), e))?;
     Ok(SessionKey { tenant, session })
 }
 

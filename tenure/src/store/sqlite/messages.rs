@@ -76,8 +76,9 @@ impl MessageRows {
         if self.added.is_empty() {
             return Ok(Some(AddedMessages::default()));
         }
-        // More messages than one step moves are indexed at once.
-        let is_recent = self.added.len() <= MAX_MOVED;
+        // More than one step moves is indexed at once.
+        let bytes: usize = self.added.iter().flat_map(|message| &message.words).map(String::len).sum();
+        let is_recent = self.added.len() <= MAX_MOVED && bytes <= MAX_MOVED_BYTES;
         let count = self.added.len() as i64;
         let row = conn
             .prepare_cached(
