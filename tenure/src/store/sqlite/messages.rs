@@ -5,7 +5,7 @@
 //! search reads both. Invariant: the record of a message in the index has its number (`record.doc`), and
 //! every number is in exactly one of the two tables.
 
-use super::commit::record_key;
+use super::record_key::record_key;
 use crate::store::message_index::{
     IndexWord, IndexedMessage, MessageIndexUpdate, MessageLocation, MessageMatches, MessageQuery, SessionIndexPart,
     WordRules,
