@@ -4,11 +4,12 @@ use crate::engine::read_scheduler::{Permit, Scheduler};
 use crate::store::contract::{Commit, Concurrency, HeadChecker, Notifier, Store};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Item, Namespace, Owner};
+use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart, WordRules};
 use crate::store::query::{HeadPage, OwnerFilter, RecordRange, SessionQuery};
 use crate::store::snapshot::Snapshots;
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
-use crate::types::error::Result;
+use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{AccessScope, Principal, Seq, SessionKey, Tenant, User};
 use crate::types::status::Status;
@@ -85,6 +86,10 @@ impl Store for ScheduledStore {
 
     fn notifier(&self) -> Option<&dyn Notifier> {
         self.inner.notifier()
+    }
+
+    fn message_index(&self) -> Option<&dyn MessageIndex> {
+        self.inner.message_index().map(|_| self as &dyn MessageIndex)
     }
 
     // Not scheduled: a snapshot has a connection of its own.
@@ -174,5 +179,42 @@ impl Store for ScheduledStore {
 
     async fn check(&self, remove: &[Orphan]) -> Result<Vec<Finding>> {
         self.inner.check(remove).await
+    }
+}
+
+impl ScheduledStore {
+    /// The inner store's message index.
+    fn inner_index(&self) -> Result<&dyn MessageIndex> {
+        self.inner.message_index().ok_or_else(|| Error::unavailable("the store has no message index"))
+    }
+}
+
+#[async_trait]
+impl MessageIndex for ScheduledStore {
+    async fn find(&self, query: &MessageQuery) -> Result<MessageMatches> {
+        let _permit = self.read(&query.tenant).await?;
+        self.inner_index()?.find(query).await
+    }
+
+    async fn indexed(&self, key: &SessionKey) -> Result<Vec<(Seq, usize)>> {
+        let _permit = self.read(&key.tenant).await?;
+        self.inner_index()?.indexed(key).await
+    }
+
+    fn is_used(&self) -> bool {
+        self.inner.message_index().is_some_and(MessageIndex::is_used)
+    }
+
+    async fn next_unindexed(&self, rules: WordRules) -> Result<Option<SessionKey>> {
+        self.inner_index()?.next_unindexed(rules).await
+    }
+
+    async fn replace(&self, part: &SessionIndexPart) -> Result<()> {
+        let _permit = self.write(&part.key.tenant).await?;
+        self.inner_index()?.replace(part).await
+    }
+
+    async fn compact(&self) -> Result<bool> {
+        self.inner_index()?.compact().await
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::engine::log_reader::LogReader;
 use crate::rules::matcher::{Matcher, snippet};
+use crate::rules::message_words::searchable_text;
 use crate::rules::redaction::Redaction;
 use crate::store::query::{HeadPage, OwnerFilter, SessionCursor, SessionOrder, SessionQuery};
 use crate::tenure::Tenure;
@@ -288,18 +289,6 @@ fn find_matches(
         Some((hit, snippet(&text, &matcher.find(&text)?)))
     });
     hits.collect()
-}
-
-/// The searchable text of a message: its text, and the names and arguments of its tool calls.
-fn searchable_text(message: &Message) -> String {
-    let mut text = message.text();
-    for call in message.tool_calls() {
-        if !text.is_empty() {
-            text.push('\n');
-        }
-        text.extend([&call.name, " ", &call.arguments]);
-    }
-    text
 }
 
 impl Tenure {

@@ -35,6 +35,7 @@ use crate::home::expand_home;
 use crate::store::contract::{Commit, Concurrency, HeadCheck, HeadChecker, OpenRepair, Store, WriteCost};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Item, Namespace, Owner};
+use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart, WordRules};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
 use crate::store::snapshot::Snapshots;
 use crate::types::blob::BlobId;
@@ -174,6 +175,10 @@ impl Store for JsonlStore {
     }
 
     fn head_checker(&self) -> Option<&dyn HeadChecker> {
+        Some(self)
+    }
+
+    fn message_index(&self) -> Option<&dyn MessageIndex> {
         Some(self)
     }
 
@@ -318,6 +323,33 @@ impl Store for JsonlStore {
             findings.extend(self.with_file_lock(log_file, |engine, log_file| engine.check_file(log_file)).await?);
         }
         Ok(findings)
+    }
+}
+
+#[async_trait]
+impl MessageIndex for JsonlStore {
+    async fn find(&self, query: &MessageQuery) -> Result<MessageMatches> {
+        Ok(self.engine.state().index.find_messages(query))
+    }
+
+    async fn indexed(&self, key: &SessionKey) -> Result<Vec<(Seq, usize)>> {
+        Ok(self.engine.state().index.indexed_messages(key))
+    }
+
+    fn is_used(&self) -> bool {
+        self.engine.state().index.uses_message_index()
+    }
+
+    async fn next_unindexed(&self, rules: WordRules) -> Result<Option<SessionKey>> {
+        Ok(self.engine.state().index.next_unindexed(rules))
+    }
+
+    async fn replace(&self, part: &SessionIndexPart) -> Result<()> {
+        self.engine.state().index.replace_messages(part)
+    }
+
+    async fn compact(&self) -> Result<bool> {
+        Ok(false)
     }
 }
 

@@ -5,6 +5,7 @@ use crate::store::contract::{Commit, Concurrency, HeadCheck, HeadChecker, MAX_PA
 use crate::store::finding::{Finding, MAX_FINDINGS, Orphan};
 use crate::store::item::{Item, Namespace, Owner};
 use crate::store::mem_index::MemIndex;
+use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart, WordRules};
 use crate::store::query::{HeadPage, ReadDirection, RecordRange, SessionQuery};
 use crate::types::blob::BlobId;
 use crate::types::entry::{Entry, Record};
@@ -63,6 +64,7 @@ impl MemoryStore {
             log.append(state.logs.entry(fork.clone()).or_default());
             state.logs.insert(fork.clone(), log);
             state.index.inherit_blobs(key, &fork, upto);
+            state.index.inherit_messages(key, &head, upto);
             state.index.set(head);
         }
         inheritance.reparented.into_iter().for_each(|head| state.index.set(head));
@@ -92,6 +94,10 @@ impl Store for MemoryStore {
     }
 
     fn head_checker(&self) -> Option<&dyn HeadChecker> {
+        Some(self)
+    }
+
+    fn message_index(&self) -> Option<&dyn MessageIndex> {
         Some(self)
     }
 
@@ -202,6 +208,33 @@ impl Store for MemoryStore {
             Finding::orphan(location, "no session references it", Orphan::Blob(tenant.clone(), *id))
         });
         Ok(logs.take(MAX_FINDINGS).chain(unused.take(MAX_FINDINGS)).collect())
+    }
+}
+
+#[async_trait]
+impl MessageIndex for MemoryStore {
+    async fn find(&self, query: &MessageQuery) -> Result<MessageMatches> {
+        Ok(self.state().index.find_messages(query))
+    }
+
+    async fn indexed(&self, key: &SessionKey) -> Result<Vec<(Seq, usize)>> {
+        Ok(self.state().index.indexed_messages(key))
+    }
+
+    fn is_used(&self) -> bool {
+        self.state().index.uses_message_index()
+    }
+
+    async fn next_unindexed(&self, rules: WordRules) -> Result<Option<SessionKey>> {
+        Ok(self.state().index.next_unindexed(rules))
+    }
+
+    async fn replace(&self, part: &SessionIndexPart) -> Result<()> {
+        self.state().index.replace_messages(part)
+    }
+
+    async fn compact(&self) -> Result<bool> {
+        Ok(false)
     }
 }
 

@@ -8,6 +8,7 @@ use crate::home::expand_home;
 use crate::private_files;
 use crate::store::contract::FORMAT;
 use crate::store::sqlite::fault::{StoreFault, StoreResult};
+use crate::store::sqlite::messages;
 use crate::types::error::{Error, Result};
 use crate::types::error_source::ErrorSource;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, ffi};
@@ -252,6 +253,7 @@ impl Database {
     /// `secure_delete` zeroes deleted rows in place, but not the copies that remain in the unused
     /// part of a page when rows move to balance a tree.
     fn rewrite(&self, conn: &Connection) -> rusqlite::Result<()> {
+        messages::compact_all(conn)?;
         // The copy that VACUUM makes contains none of the traces, but may not fit into memory.
         let outcome = conn.execute_batch("PRAGMA temp_store = FILE; VACUUM;");
         outcome.and(conn.execute_batch("PRAGMA temp_store = MEMORY;"))
