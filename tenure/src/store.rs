@@ -36,6 +36,7 @@ pub(crate) mod open;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 pub(crate) mod query;
+pub(crate) mod shown;
 pub(crate) mod snapshot;
 #[cfg(feature = "sqlite")]
 mod sqlite;
@@ -53,6 +54,7 @@ pub use postgres::PostgresStore;
 pub use query::{
     ExpiryCutoffs, HeadPage, OwnerFilter, ReadDirection, RecordRange, SessionCursor, SessionOrder, SessionQuery,
 };
+pub use shown::{RecordLocation, ShownRecord};
 pub use snapshot::{Snapshot, Snapshots};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;

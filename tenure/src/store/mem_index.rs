@@ -2,6 +2,8 @@
 //!
 //! Invariant: all secondary indexes agree with the heads after every method. No I/O and no locks.
 
+mod shown;
+
 use crate::store::bm25::Bm25Index;
 use crate::store::contract::Commit;
 use crate::store::item::{Hit, Item, Namespace, Owner};
@@ -30,6 +32,8 @@ pub(super) struct MemIndex {
     hashes: HashMap<(Tenant, VisibleHash), BTreeSet<SessionId>>,
     matches: HashMap<(Tenant, VisibleHash), BTreeSet<SessionId>>,
     children: HashMap<SessionKey, BTreeSet<SessionId>>,
+    /// The rewinds in each session's own log: their records, and the records that they went back to.
+    rewinds: HashMap<SessionKey, BTreeMap<Seq, Seq>>,
     namespaces: BTreeMap<Namespace, ItemSpace>,
     /// The blobs that each session references, with the first record that does.
     uses: HashMap<SessionKey, BTreeMap<BlobId, Seq>>,
@@ -108,6 +112,7 @@ impl MemIndex {
             let owner = Owner::Session(key.session.clone());
             self.put(&Namespace { tenant: key.tenant.clone(), owner, name: name.clone() }, item.clone());
         }
+        self.add_rewinds(&key, &commit.records);
         self.use_blobs(&key, commit.blobs.iter().map(|b| b.id), commit.first());
     }
 
@@ -141,6 +146,7 @@ impl MemIndex {
     pub fn remove(&mut self, key: &SessionKey) -> Vec<BlobId> {
         self.unlink(key);
         self.heads.remove(key);
+        self.rewinds.remove(key);
         self.remove_namespaces(&key.tenant, &Owner::Session(key.session.clone()));
         let uses = self.uses.remove(key).unwrap_or_default();
         uses.into_keys().filter(|blob| self.release(&key.tenant, *blob)).collect()
@@ -183,9 +189,8 @@ impl MemIndex {
                 .cloned()
                 .collect()
         };
-        let by_content = !query.hashes.is_empty() || !query.matches.is_empty();
-        if let (OwnerFilter::User(tenant, user), SessionOrder::Newest, false) = (&query.owner, query.order, by_content)
-        {
+        let is_lookup = !query.hashes.is_empty() || !query.matches.is_empty() || !query.sessions.is_empty();
+        if let (OwnerFilter::User(tenant, user), SessionOrder::Newest, false) = (&query.owner, query.order, is_lookup) {
             let ids = self.newest.get(&(tenant.clone(), user.clone())).into_iter().flatten().rev();
             return page(&mut ids.filter_map(|(_, id)| self.head_of(tenant, id)));
         }
@@ -206,7 +211,10 @@ impl MemIndex {
             OwnerFilter::Tenant(tenant) => (tenant, self.newest_of_all.get(tenant)),
             OwnerFilter::AllTenants => return HeadPage { heads: self.heads(query), scan_stopped_at: None },
         };
-        let is_indexed = !query.hashes.is_empty() || !query.matches.is_empty() || query.parent.is_some();
+        let is_indexed = !query.hashes.is_empty()
+            || !query.matches.is_empty()
+            || !query.sessions.is_empty()
+            || query.parent.is_some();
         if is_indexed {
             return HeadPage { heads: self.heads(query), scan_stopped_at: None };
         }
@@ -261,6 +269,10 @@ impl MemIndex {
                 let ids: BTreeSet<_> = ids.collect();
                 return ids.into_iter().filter_map(|id| self.head_of(tenant, id)).collect();
             }
+        }
+        if !query.sessions.is_empty() {
+            let ids: BTreeSet<_> = query.sessions.iter().collect();
+            return ids.into_iter().filter_map(|id| self.head_of(tenant, id)).collect();
         }
         if let Some(parent) = &query.parent {
             let parent = SessionKey { tenant: tenant.clone(), session: parent.clone() };

@@ -34,6 +34,7 @@ mod notify;
 mod purge;
 mod records;
 mod row;
+mod shown;
 mod snapshot;
 mod url;
 
@@ -44,6 +45,7 @@ use crate::store::contract::{Commit, Concurrency, Notifier, Store, WriteCost};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
+use crate::store::shown::{RecordLocation, ShownRecord};
 use crate::store::snapshot::{Snapshot, Snapshots};
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
@@ -131,6 +133,15 @@ impl Store for PostgresStore {
 
     async fn records(&self, key: &SessionKey, range: &RecordRange) -> Result<Vec<Record>> {
         records::records(&*self.connection, key, range).await
+    }
+
+    async fn sessions_showing(
+        &self,
+        tenant: &Tenant,
+        records: &[RecordLocation],
+        limit: usize,
+    ) -> Result<Vec<ShownRecord>> {
+        shown::sessions_showing(&self.connection, tenant, records, limit).await
     }
 
     async fn purge(&self, key: &SessionKey) -> Result<()> {

@@ -14,6 +14,7 @@ mod items;
 mod purge;
 mod readers;
 mod records;
+mod shown;
 mod snapshot;
 mod write_batch;
 mod writer;
@@ -30,6 +31,7 @@ use crate::store::contract::{Commit, Concurrency, HeadCheck, HeadChecker, Store,
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
+use crate::store::shown::{RecordLocation, ShownRecord};
 use crate::store::snapshot::{Snapshot, Snapshots};
 use crate::store::sqlite::fault::StoreResult;
 use crate::types::blob::BlobId;
@@ -178,6 +180,17 @@ impl Store for SqliteStore {
         let max_records = range.upto.saturating_sub(range.after).min(range.limit as Seq);
         let work = move |conn: &Connection, file: &Database| records::records(conn, file, &key, &range);
         if max_records <= MAX_SHORT_READ { self.read_short(work).await } else { self.read(work).await }
+    }
+
+    async fn sessions_showing(
+        &self,
+        tenant: &Tenant,
+        records: &[RecordLocation],
+        limit: usize,
+    ) -> Result<Vec<ShownRecord>> {
+        let tenant = tenant.clone();
+        let records = records.to_vec();
+        self.read_short(move |conn, _| shown::sessions_showing(conn, &tenant, &records, limit)).await
     }
 
     async fn purge(&self, key: &SessionKey) -> Result<()> {
