@@ -31,7 +31,9 @@ pub(crate) mod finding;
 pub(crate) mod item;
 mod jsonl;
 mod mem_index;
+mod mem_messages;
 mod memory;
+pub(crate) mod message_index;
 pub(crate) mod open;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
@@ -48,6 +50,10 @@ pub use finding::{Finding, MAX_FINDINGS, Orphan, Remedy};
 pub use item::{Hit, Item, Namespace, Owner};
 pub use jsonl::JsonlStore;
 pub use memory::MemoryStore;
+pub use message_index::{
+    IndexWord, IndexedMessage, MessageIndex, MessageIndexUpdate, MessageLocation, MessageMatches, MessageQuery,
+    SessionIndexPart,
+};
 pub use open::{format, open, redacted};
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresStore;

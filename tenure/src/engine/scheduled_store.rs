@@ -4,12 +4,13 @@ use crate::engine::read_scheduler::{Permit, Scheduler};
 use crate::store::contract::{Commit, Concurrency, HeadChecker, Notifier, Store};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart};
 use crate::store::query::{HeadPage, OwnerFilter, RecordRange, SessionQuery};
 use crate::store::shown::{RecordLocation, ShownRecord};
 use crate::store::snapshot::Snapshots;
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
-use crate::types::error::Result;
+use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{AccessScope, Principal, Seq, SessionKey, Tenant, User};
 use crate::types::status::Status;
@@ -86,6 +87,10 @@ impl Store for ScheduledStore {
 
     fn notifier(&self) -> Option<&dyn Notifier> {
         self.inner.notifier()
+    }
+
+    fn message_index(&self) -> Option<&dyn MessageIndex> {
+        self.inner.message_index().map(|_| self as &dyn MessageIndex)
     }
 
     // Not scheduled: a snapshot has a connection of its own.
@@ -185,5 +190,34 @@ impl Store for ScheduledStore {
 
     async fn check(&self, remove: &[Orphan]) -> Result<Vec<Finding>> {
         self.inner.check(remove).await
+    }
+}
+
+impl ScheduledStore {
+    /// The inner store's message index.
+    fn inner_index(&self) -> Result<&dyn MessageIndex> {
+        self.inner.message_index().ok_or_else(|| Error::unavailable("the store has no message index"))
+    }
+}
+
+#[async_trait]
+impl MessageIndex for ScheduledStore {
+    async fn find(&self, query: &MessageQuery) -> Result<MessageMatches> {
+        let _permit = self.read(&query.tenant).await?;
+        self.inner_index()?.find(query).await
+    }
+
+    async fn indexed(&self, key: &SessionKey) -> Result<Vec<(Seq, usize)>> {
+        let _permit = self.read(&key.tenant).await?;
+        self.inner_index()?.indexed(key).await
+    }
+
+    async fn next_unindexed(&self) -> Result<Option<SessionKey>> {
+        self.inner_index()?.next_unindexed().await
+    }
+
+    async fn replace(&self, part: &SessionIndexPart) -> Result<()> {
+        let _permit = self.write(&part.key.tenant).await?;
+        self.inner_index()?.replace(part).await
     }
 }

@@ -163,7 +163,7 @@ impl Engine {
             lease.until = until;
         }
         let base = Some(previous.end());
-        let commit = Commit { base, records, head, items: draft.items, blobs: draft.blobs };
+        let commit = Commit { base, records, head, items: draft.items, blobs: draft.blobs, message_index: None };
         let previous_status = previous.status;
         self.commit_step(&commit).await?;
         self.live_count().record_change(Some(previous_status), &commit.head);

@@ -5,6 +5,7 @@
 
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::message_index::{MessageIndex, MessageIndexUpdate};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
 use crate::store::shown::{RecordLocation, ShownRecord};
 use crate::store::snapshot::Snapshots;
@@ -101,7 +102,7 @@ pub const MAX_PAGE_BYTES: usize = 8 << 20;
 /// # Optional capabilities
 ///
 /// Every method is required, except those that return an optional capability: [`HeadChecker`],
-/// [`Notifier`] and [`Snapshots`] are traits of their own, and a store without them has nothing to implement (D-129).
+/// [`MessageIndex`], [`Notifier`] and [`Snapshots`] are traits of their own, and a store without them has nothing to implement (D-129).
 #[async_trait]
 pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Appends to a session's log and replaces its head, as one atomic and durable write:
@@ -153,6 +154,11 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
 
     /// Returns the store's snapshots, if it has them. Without them, it cannot be backed up.
     fn snapshots(&self) -> Option<&dyn Snapshots> {
+        None
+    }
+
+    /// Returns the store's message index, if it has one. Without it, searches scan the logs.
+    fn message_index(&self) -> Option<&dyn MessageIndex> {
         None
     }
 
@@ -348,12 +354,15 @@ pub struct Commit {
     pub items: Vec<(String, Item)>,
     /// The media that the records reference.
     pub blobs: Vec<Blob>,
+    /// The change of the message index. `None` means that it is unknown, so that a session with new
+    /// records must be indexed again.
+    pub message_index: Option<MessageIndexUpdate>,
 }
 
 impl Commit {
-    /// Creates a commit of records only, without items and blobs.
+    /// Creates a commit of records only, without items, blobs and a change of the message index.
     pub fn new(base: Option<LogEnd>, records: Vec<Record>, head: Head) -> Self {
-        Self { base, records, head, items: Vec::new(), blobs: Vec::new() }
+        Self { base, records, head, items: Vec::new(), blobs: Vec::new(), message_index: None }
     }
 
     /// The sequence number of the commit's first record, from which on its blobs are referenced.

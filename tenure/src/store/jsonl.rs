@@ -35,6 +35,7 @@ use crate::home::expand_home;
 use crate::store::contract::{Commit, Concurrency, HeadCheck, HeadChecker, OpenRepair, Store, WriteCost};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
 use crate::store::shown::{RecordLocation, ShownRecord};
 use crate::store::snapshot::Snapshots;
@@ -175,6 +176,10 @@ impl Store for JsonlStore {
     }
 
     fn head_checker(&self) -> Option<&dyn HeadChecker> {
+        Some(self)
+    }
+
+    fn message_index(&self) -> Option<&dyn MessageIndex> {
         Some(self)
     }
 
@@ -328,6 +333,25 @@ impl Store for JsonlStore {
             findings.extend(self.with_file_lock(log_file, |engine, log_file| engine.check_file(log_file)).await?);
         }
         Ok(findings)
+    }
+}
+
+#[async_trait]
+impl MessageIndex for JsonlStore {
+    async fn find(&self, query: &MessageQuery) -> Result<MessageMatches> {
+        Ok(self.engine.state().index.find_messages(query))
+    }
+
+    async fn indexed(&self, key: &SessionKey) -> Result<Vec<(Seq, usize)>> {
+        Ok(self.engine.state().index.indexed_messages(key))
+    }
+
+    async fn next_unindexed(&self) -> Result<Option<SessionKey>> {
+        Ok(self.engine.state().index.next_unindexed())
+    }
+
+    async fn replace(&self, part: &SessionIndexPart) -> Result<()> {
+        self.engine.state().index.replace_messages(part)
     }
 }
 

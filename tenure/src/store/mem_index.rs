@@ -7,6 +7,7 @@ mod shown;
 use crate::store::bm25::Bm25Index;
 use crate::store::contract::Commit;
 use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::mem_messages::MemMessages;
 use crate::store::query::{HeadPage, OwnerFilter, SessionCursor, SessionOrder, SessionQuery};
 use crate::types::blob::BlobId;
 use crate::types::digest::VisibleHash;
@@ -23,7 +24,7 @@ use std::sync::Arc;
 /// Heads, items and blob references, with secondary indexes for queries.
 #[derive(Default)]
 pub(super) struct MemIndex {
-    heads: BTreeMap<SessionKey, Head>,
+    pub(super) heads: BTreeMap<SessionKey, Head>,
     newest: HashMap<(Tenant, User), BTreeSet<(Timestamp, SessionId)>>,
     /// Sessions of a whole tenant, ordered by activity like `newest`.
     newest_of_all: HashMap<Tenant, BTreeSet<(Timestamp, SessionId)>>,
@@ -31,7 +32,7 @@ pub(super) struct MemIndex {
     threads: HashMap<(Tenant, String), BTreeSet<SessionId>>,
     hashes: HashMap<(Tenant, VisibleHash), BTreeSet<SessionId>>,
     matches: HashMap<(Tenant, VisibleHash), BTreeSet<SessionId>>,
-    children: HashMap<SessionKey, BTreeSet<SessionId>>,
+    pub(super) children: HashMap<SessionKey, BTreeSet<SessionId>>,
     /// The rewinds in each session's own log: their records, and the records that they went back to.
     rewinds: HashMap<SessionKey, BTreeMap<Seq, Seq>>,
     namespaces: BTreeMap<Namespace, ItemSpace>,
@@ -39,6 +40,7 @@ pub(super) struct MemIndex {
     uses: HashMap<SessionKey, BTreeMap<BlobId, Seq>>,
     /// The number of sessions that reference a blob.
     counts: HashMap<(Tenant, BlobId), usize>,
+    pub(super) messages: MemMessages,
 }
 
 /// Fork inheritance: the new heads of the forks of a session that is purged (D-001).
@@ -114,6 +116,7 @@ impl MemIndex {
         }
         self.add_rewinds(&key, &commit.records);
         self.use_blobs(&key, commit.blobs.iter().map(|b| b.id), commit.first());
+        self.index_messages(commit);
     }
 
     /// Inserts a head or replaces the one with the same key.
@@ -147,6 +150,7 @@ impl MemIndex {
         self.unlink(key);
         self.heads.remove(key);
         self.rewinds.remove(key);
+        self.messages.remove(key);
         self.remove_namespaces(&key.tenant, &Owner::Session(key.session.clone()));
         let uses = self.uses.remove(key).unwrap_or_default();
         uses.into_keys().filter(|blob| self.release(&key.tenant, *blob)).collect()

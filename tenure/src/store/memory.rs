@@ -5,6 +5,7 @@ use crate::store::contract::{Commit, Concurrency, HeadCheck, HeadChecker, MAX_PA
 use crate::store::finding::{Finding, MAX_FINDINGS, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
 use crate::store::mem_index::MemIndex;
+use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart};
 use crate::store::query::{HeadPage, ReadDirection, RecordRange, SessionQuery};
 use crate::store::shown::{RecordLocation, ShownRecord};
 use crate::types::blob::BlobId;
@@ -65,6 +66,7 @@ impl MemoryStore {
             state.logs.insert(fork.clone(), log);
             state.index.inherit_blobs(key, &fork, upto);
             state.index.inherit_rewinds(key, &fork, upto);
+            state.index.inherit_messages(key, &head, upto);
             state.index.set(head);
         }
         inheritance.reparented.into_iter().for_each(|head| state.index.set(head));
@@ -94,6 +96,10 @@ impl Store for MemoryStore {
     }
 
     fn head_checker(&self) -> Option<&dyn HeadChecker> {
+        Some(self)
+    }
+
+    fn message_index(&self) -> Option<&dyn MessageIndex> {
         Some(self)
     }
 
@@ -212,6 +218,25 @@ impl Store for MemoryStore {
             Finding::orphan(location, "no session references it", Orphan::Blob(tenant.clone(), *id))
         });
         Ok(logs.take(MAX_FINDINGS).chain(unused.take(MAX_FINDINGS)).collect())
+    }
+}
+
+#[async_trait]
+impl MessageIndex for MemoryStore {
+    async fn find(&self, query: &MessageQuery) -> Result<MessageMatches> {
+        Ok(self.state().index.find_messages(query))
+    }
+
+    async fn indexed(&self, key: &SessionKey) -> Result<Vec<(Seq, usize)>> {
+        Ok(self.state().index.indexed_messages(key))
+    }
+
+    async fn next_unindexed(&self) -> Result<Option<SessionKey>> {
+        Ok(self.state().index.next_unindexed())
+    }
+
+    async fn replace(&self, part: &SessionIndexPart) -> Result<()> {
+        self.state().index.replace_messages(part)
     }
 }
 

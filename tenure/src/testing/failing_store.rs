@@ -3,6 +3,7 @@
 use crate::store::contract::{Commit, Concurrency, HeadCheck, HeadChecker, Notifier, Store};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
 use crate::store::shown::{RecordLocation, ShownRecord};
 use crate::store::snapshot::Snapshots;
@@ -105,6 +106,10 @@ impl FailingStore {
         }
     }
 
+    fn available_index(&self) -> Result<&dyn MessageIndex> {
+        self.available()?.message_index().ok_or_else(|| self.error())
+    }
+
     fn available(&self) -> Result<&dyn Store> {
         if self.has_failed() { Err(self.error()) } else { Ok(&*self.inner) }
     }
@@ -140,6 +145,9 @@ impl Store for FailingStore {
     }
     fn snapshots(&self) -> Option<&dyn Snapshots> {
         self.inner.snapshots()
+    }
+    fn message_index(&self) -> Option<&dyn MessageIndex> {
+        self.inner.message_index().map(|_| self as &dyn MessageIndex)
     }
     fn concurrency(&self) -> Concurrency {
         self.inner.concurrency()
@@ -217,6 +225,22 @@ impl Store for FailingStore {
     }
     async fn check(&self, remove: &[Orphan]) -> Result<Vec<Finding>> {
         self.available()?.check(remove).await
+    }
+}
+
+#[async_trait]
+impl MessageIndex for FailingStore {
+    async fn find(&self, query: &MessageQuery) -> Result<MessageMatches> {
+        self.available_index()?.find(query).await
+    }
+    async fn indexed(&self, key: &SessionKey) -> Result<Vec<(Seq, usize)>> {
+        self.available_index()?.indexed(key).await
+    }
+    async fn next_unindexed(&self) -> Result<Option<SessionKey>> {
+        self.available_index()?.next_unindexed().await
+    }
+    async fn replace(&self, part: &SessionIndexPart) -> Result<()> {
+        self.available_index()?.replace(part).await
     }
 }
 

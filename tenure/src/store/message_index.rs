@@ -1,0 +1,119 @@
+//! The message index: an optional capability of a store that finds messages by their words.
+//!
+//! The library computes what is indexed, and decides what matches: the index only finds candidates.
+//! Invariant: while the index is complete, it may return messages that do not match, and never misses
+//! one that does.
+
+use crate::types::error::Result;
+use crate::types::head::LogEnd;
+use crate::types::id::{Seq, SessionId, SessionKey, Tenant, User};
+use async_trait::async_trait;
+use std::ops::RangeInclusive;
+
+/// An index of the words of messages: an optional capability of a store.
+///
+/// A commit carries the words of its messages ([`Commit::message_index`]), and the index changes in the
+/// same atomic write. A session whose commits do not carry them is unindexed, and the index is incomplete
+/// until the session is indexed again ([`MessageIndex::next_unindexed`], [`MessageIndex::replace`]).
+///
+/// [`Commit::message_index`]: crate::store::Commit::message_index
+#[async_trait]
+pub trait MessageIndex: Send + Sync {
+    /// Finds the messages that contain all words of a query, those that were indexed last first, at
+    /// most `limit`. The time and the result depend on the messages of the query's tenant only.
+    async fn find(&self, query: &MessageQuery) -> Result<MessageMatches>;
+
+    /// Lists the messages of a session's own log that are in the index, oldest first: record and
+    /// position.
+    async fn indexed(&self, key: &SessionKey) -> Result<Vec<(Seq, usize)>>;
+
+    /// Returns a session that must be indexed before the index is complete; `None` if it is complete,
+    /// or if the index is built only when it is first used and has not been used yet.
+    async fn next_unindexed(&self) -> Result<Option<SessionKey>>;
+
+    /// Replaces the index entries of a part of a session's own log, atomically. [`Error::Conflict`]
+    /// unless the log ends at the given record; a session that does not exist is not a conflict.
+    ///
+    /// [`Error::Conflict`]: crate::Error::Conflict
+    async fn replace(&self, part: &SessionIndexPart) -> Result<()>;
+}
+
+/// A change of the message index, part of a commit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MessageIndexUpdate {
+    /// The messages among the commit's records.
+    pub added: Vec<IndexedMessage>,
+    /// After a rewind: the session's own messages with a record after this one are removed, except those
+    /// up to the latest fork point, which forks still show.
+    pub discarded_after: Option<Seq>,
+}
+
+/// A message as the index stores it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IndexedMessage {
+    /// The record of the message.
+    pub seq: Seq,
+    /// The number of messages before it. It is constant as long as the message is visible, and the same
+    /// in forks.
+    pub position: usize,
+    /// The distinct words of the message, folded. They contain letters, digits and combining marks only.
+    pub words: Vec<String>,
+}
+
+/// The index entries of a part of a session's own log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionIndexPart {
+    /// The session.
+    pub key: SessionKey,
+    /// The end of the log from which the entries were computed.
+    pub end: LogEnd,
+    /// The records whose messages are replaced.
+    pub range: RangeInclusive<Seq>,
+    /// The messages in this range.
+    pub messages: Vec<IndexedMessage>,
+    /// Whether all of the session is indexed after this part.
+    pub is_last: bool,
+}
+
+/// A search in the message index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MessageQuery {
+    /// The tenant whose messages are searched.
+    pub tenant: Tenant,
+    /// Finds only messages in sessions of this user. `None` means any user.
+    pub user: Option<User>,
+    /// The words, all of which a message must contain.
+    pub words: Vec<IndexWord>,
+    /// Maximum number of messages.
+    pub limit: usize,
+}
+
+/// A word of a search.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IndexWord {
+    /// The word, folded.
+    pub text: String,
+    /// Whether the word matches every word that begins with it. A store that cannot find prefixes ignores
+    /// the word.
+    pub is_prefix: bool,
+}
+
+/// The result of a search in the message index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MessageMatches {
+    /// The index cannot answer: it is incomplete, or the query has no word that it can use.
+    Unindexed,
+    /// Messages that contain the words, the last indexed first.
+    Found(Vec<MessageLocation>),
+}
+
+/// The location of a message: the session in whose own log it is. Forks of the session may show it too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MessageLocation {
+    /// The session.
+    pub session: SessionId,
+    /// The record of the message.
+    pub seq: Seq,
+    /// The number of messages before it.
+    pub position: usize,
+}
