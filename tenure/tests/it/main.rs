@@ -34,6 +34,7 @@ mod reviews;
 mod rules;
 mod runs;
 mod search;
+mod search_index;
 mod seeds;
 mod session_end;
 mod stateless;
