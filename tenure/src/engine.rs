@@ -9,6 +9,7 @@ pub(crate) mod list;
 pub(crate) mod live_count;
 pub(crate) mod log;
 pub(crate) mod log_reader;
+pub(crate) mod message_index;
 pub(crate) mod node;
 pub(crate) mod notifications;
 pub(crate) mod observer;

@@ -30,6 +30,7 @@ pub(crate) mod digest;
 pub(crate) mod head_fold;
 pub(crate) mod human_question;
 pub(crate) mod matcher;
+pub(crate) mod message_words;
 pub(crate) mod metadata;
 pub(crate) mod next;
 pub(crate) mod overlay;

@@ -12,7 +12,9 @@ use crate::engine::read_scheduler::{Bounds, Permit, Scheduler};
 use crate::engine::registry::Registry;
 use crate::engine::scheduled_store::{ReadPurpose, ScheduledStore};
 use crate::engine::watch::ChangeHub;
+use crate::rules::message_words::word_rules_hash;
 use crate::store::contract::{Concurrency, Store, WriteCost};
+use crate::store::message_index::WordRules;
 use crate::types::error::Result;
 use crate::types::id::Principal;
 use crate::types::policy::{Limits, Policy};
@@ -43,6 +45,7 @@ pub(crate) struct EngineState {
     usage: UsageCache,
     live_count: LiveCount,
     observers: Vec<Arc<dyn CommitObserver>>,
+    word_rules: WordRules,
 }
 
 impl Engine {
@@ -69,6 +72,7 @@ impl Engine {
             node: node_name(),
             usage: UsageCache::default(),
             live_count: LiveCount::default(),
+            word_rules: WordRules(word_rules_hash(&options.redaction)),
             options,
         };
         Self { shared: Arc::new(shared), scheduled: None }
@@ -111,6 +115,11 @@ impl Engine {
     /// The current time of the configured clock.
     pub fn now(&self) -> Timestamp {
         self.clock().now()
+    }
+
+    /// The rules by which the words of messages are computed.
+    pub fn word_rules(&self) -> WordRules {
+        self.shared.word_rules
     }
 
     /// The policy of sessions that belong to no assistant with a policy of its own.

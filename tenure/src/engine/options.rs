@@ -26,6 +26,9 @@ pub struct Options {
     pub embedder: Option<Embedder>,
     /// Redaction rules for text that leaves the log. Without rules, nothing is redacted (D-084).
     pub redaction: Redaction,
+    /// Whether the words of messages are indexed, in stores that have a message index, so that searches
+    /// need not read all messages.
+    pub message_index: bool,
 }
 
 impl Default for Options {
@@ -39,6 +42,7 @@ impl Default for Options {
             clock: Clock::default(),
             embedder: None,
             redaction: Redaction::default(),
+            message_index: true,
         }
     }
 }

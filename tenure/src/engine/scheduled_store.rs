@@ -4,7 +4,7 @@ use crate::engine::read_scheduler::{Permit, Scheduler};
 use crate::store::contract::{Commit, Concurrency, HeadChecker, Notifier, Store};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
-use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart};
+use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart, WordRules};
 use crate::store::query::{HeadPage, OwnerFilter, RecordRange, SessionQuery};
 use crate::store::shown::{RecordLocation, ShownRecord};
 use crate::store::snapshot::Snapshots;
@@ -212,8 +212,12 @@ impl MessageIndex for ScheduledStore {
         self.inner_index()?.indexed(key).await
     }
 
-    async fn next_unindexed(&self) -> Result<Option<SessionKey>> {
-        self.inner_index()?.next_unindexed().await
+    fn is_used(&self) -> bool {
+        self.inner.message_index().is_some_and(MessageIndex::is_used)
+    }
+
+    async fn next_unindexed(&self, rules: WordRules) -> Result<Option<SessionKey>> {
+        self.inner_index()?.next_unindexed(rules).await
     }
 
     async fn replace(&self, part: &SessionIndexPart) -> Result<()> {

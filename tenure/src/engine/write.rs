@@ -119,8 +119,10 @@ impl Engine {
         Err(Error::Conflict { session_id: id.clone(), expected: cached.state.head().map_or(0, |h| h.seq) })
     }
 
-    /// Commits to the store, counts the outcome, and calls the observers if the commit succeeded.
-    pub(crate) async fn commit_step(&self, commit: &Commit) -> Result<()> {
+    /// Commits to the store, together with the change of the message index, counts the outcome, and calls
+    /// the observers if the commit succeeded.
+    pub(crate) async fn commit_step(&self, commit: &mut Commit) -> Result<()> {
+        self.index_commit(commit).await?;
         let span = tracing::info_span!(
             target: "tenure::trace", "commit", otel.name = "commit", otel.kind = "client", db.operation.name = "commit",
             session.id = commit.head.info.session_id.as_str(), records = commit.records.len(),
@@ -163,9 +165,9 @@ impl Engine {
             lease.until = until;
         }
         let base = Some(previous.end());
-        let commit = Commit { base, records, head, items: draft.items, blobs: draft.blobs, message_index: None };
+        let mut commit = Commit { base, records, head, items: draft.items, blobs: draft.blobs, message_index: None };
         let previous_status = previous.status;
-        self.commit_step(&commit).await?;
+        self.commit_step(&mut commit).await?;
         self.live_count().record_change(Some(previous_status), &commit.head);
         let event = Committed::of(&commit.head, &commit.records);
         // The ancestor of a fork is determined by the store and may have changed, so the cached
@@ -198,7 +200,7 @@ impl Engine {
         head.due_at = self.due_at(&head);
         let mut commit = Commit::new(None, [vec![first.clone()], more].concat(), head.clone());
         commit.blobs = blobs;
-        self.commit_step(&commit).await?;
+        self.commit_step(&mut commit).await?;
         self.live_count().record_change(None, &head);
         self.evict(key);
         Ok(head)

@@ -4,7 +4,7 @@
 //! Words are compared without case and accents. Scripts without spaces between words are compared letter by
 //! letter, so that a word is found at any position.
 
-use crate::rules::text::{fold_char, is_diacritic};
+use crate::rules::message_words::{WordTokens, indexed_word};
 use crate::types::error::{Error, Result};
 use std::ops::Range;
 
@@ -82,6 +82,12 @@ impl Matcher {
         }
     }
 
+    /// The words as the message index contains them, each with whether it is a prefix. A text that matches
+    /// contains all of them.
+    pub fn indexed_words(&self) -> impl Iterator<Item = (&str, bool)> {
+        self.words.iter().map(|(word, is_prefix)| indexed_word(word, *is_prefix))
+    }
+
     /// Returns the matches in a text. `None` unless all phrases match.
     pub fn find(&self, text: &str) -> Option<Vec<Match>> {
         let mut tokens = WordTokens::of(text);
@@ -129,59 +135,6 @@ impl Matcher {
 fn bit(word: usize) -> u64 {
     // One word more than allowed is parsed, to detect that there are too many.
     1u64.checked_shl(word as u32).unwrap_or(0)
-}
-
-/// A tokenizer that reads the words of a text one at a time.
-struct WordTokens<'t> {
-    text: &'t str,
-    offset: usize,
-    /// The last word read, in lower case and without accents.
-    word: String,
-}
-
-impl<'t> WordTokens<'t> {
-    fn of(text: &'t str) -> Self {
-        Self { text, offset: 0, word: String::new() }
-    }
-
-    /// Reads the next word and returns its byte range.
-    fn next(&mut self) -> Option<Range<usize>> {
-        self.word.clear();
-        let mut start = self.offset;
-        let mut chars = self.text[self.offset..].chars();
-        while let Some(c) = chars.next() {
-            let char_start = self.offset;
-            let char_end = self.text.len() - chars.as_str().len();
-            let is_part = c.is_alphanumeric() || (is_diacritic(c) && !self.word.is_empty());
-            let is_single = is_part && is_single_letter_word(c);
-            if !self.word.is_empty() && (!is_part || is_single) {
-                return Some(start..char_start);
-            }
-            self.offset = char_end;
-            if is_part {
-                if self.word.is_empty() {
-                    start = char_start;
-                }
-                fold_char(c, &mut self.word);
-            }
-            if is_single {
-                return Some(start..char_end);
-            }
-        }
-        (!self.word.is_empty()).then_some(start..self.offset)
-    }
-}
-
-/// Returns true for letters of scripts without spaces between words, or with suffixes attached to words.
-fn is_single_letter_word(c: char) -> bool {
-    matches!(c,
-        '\u{e00}'..='\u{eff}'       // Thai, Lao
-        | '\u{1000}'..='\u{109f}'   // Burmese
-        | '\u{1780}'..='\u{17ff}'   // Khmer
-        | '\u{3040}'..='\u{30ff}' | '\u{31f0}'..='\u{31ff}' | '\u{ff66}'..='\u{ff9d}' // Kana
-        | '\u{3400}'..='\u{4dbf}' | '\u{4e00}'..='\u{9fff}' | '\u{f900}'..='\u{faff}' | '\u{20000}'..='\u{3ffff}' // Han
-        | '\u{ac00}'..='\u{d7af}'   // Hangul
-    )
 }
 
 /// Cuts the part of a text with the most distinct phrases close together. Also returns the matches in the

@@ -117,7 +117,7 @@ impl Tenure {
             head.due_at = self.engine.due_at(&head);
             let mut commit = Commit::new(None, vec![created.clone(), expired.clone()], head.clone());
             commit.items = self.items_to_move(&old.key(), &key).await?;
-            match self.engine.commit_step(&commit).await {
+            match self.engine.commit_step(&mut commit).await {
                 Ok(()) => return Ok(Some(head)),
                 Err(Error::Exists { .. }) => {}
                 Err(Error::NotFound { .. }) => return Ok(None),

@@ -57,8 +57,8 @@ impl Session {
             let committed_hash = self.committed_end.map(|end| end.hash).unwrap_or_default();
             let log_hash = records.iter().fold(committed_hash, |hash, record| hash.then(record));
             let head = Head { log_hash, ..self.head().clone() };
-            let commit = Commit { blobs, ..Commit::new(self.committed_end, records, head) };
-            tenure.engine.commit_step(&commit).await?;
+            let mut commit = Commit { blobs, ..Commit::new(self.committed_end, records, head) };
+            tenure.engine.commit_step(&mut commit).await?;
             tenure.engine.evict(&self.head().key());
             self.set_head(commit.head);
             if let Some(event) = Committed::of(self.head(), &commit.records) {

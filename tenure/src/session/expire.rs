@@ -63,7 +63,7 @@ impl Tenure {
     pub(crate) async fn set_due_at(&self, head: &Head, due_at: Option<Timestamp>) -> Result<()> {
         let head = Head { due_at, ..head.clone() };
         self.engine.evict(&head.key());
-        match self.engine.commit_step(&Commit::new(Some(head.end()), Vec::new(), head)).await {
+        match self.engine.commit_step(&mut Commit::new(Some(head.end()), Vec::new(), head)).await {
             Err(Error::Conflict { .. } | Error::NotFound { .. }) => Ok(()),
             result => result,
         }

@@ -35,7 +35,7 @@ use crate::home::expand_home;
 use crate::store::contract::{Commit, Concurrency, HeadCheck, HeadChecker, OpenRepair, Store, WriteCost};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
-use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart};
+use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart, WordRules};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
 use crate::store::shown::{RecordLocation, ShownRecord};
 use crate::store::snapshot::Snapshots;
@@ -346,8 +346,12 @@ impl MessageIndex for JsonlStore {
         Ok(self.engine.state().index.indexed_messages(key))
     }
 
-    async fn next_unindexed(&self) -> Result<Option<SessionKey>> {
-        Ok(self.engine.state().index.next_unindexed())
+    fn is_used(&self) -> bool {
+        self.engine.state().index.uses_message_index()
+    }
+
+    async fn next_unindexed(&self, rules: WordRules) -> Result<Option<SessionKey>> {
+        Ok(self.engine.state().index.next_unindexed(rules))
     }
 
     async fn replace(&self, part: &SessionIndexPart) -> Result<()> {

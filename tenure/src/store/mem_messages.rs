@@ -6,7 +6,7 @@
 use crate::store::contract::Commit;
 use crate::store::mem_index::MemIndex;
 use crate::store::message_index::{
-    IndexWord, IndexedMessage, MessageLocation, MessageMatches, MessageQuery, SessionIndexPart,
+    IndexWord, IndexedMessage, MessageLocation, MessageMatches, MessageQuery, SessionIndexPart, WordRules,
 };
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
@@ -21,6 +21,7 @@ const MAX_REMOVED: usize = 1_000;
 /// The words of the messages of all tenants.
 #[derive(Debug, Default)]
 pub(super) struct MemMessages {
+    rules: WordRules,
     coverage: Coverage,
     tenants: HashMap<Tenant, TenantMessages>,
 }
@@ -89,6 +90,11 @@ impl MemIndex {
         self.messages.inherit(from, fork, last);
     }
 
+    /// Returns whether the message index was used.
+    pub fn uses_message_index(&self) -> bool {
+        self.messages.is_used()
+    }
+
     /// Finds messages by their words.
     pub fn find_messages(&mut self, query: &MessageQuery) -> MessageMatches {
         self.messages.find(query)
@@ -100,9 +106,9 @@ impl MemIndex {
     }
 
     /// Returns the first session that is not in the message index.
-    pub fn next_unindexed(&mut self) -> Option<SessionKey> {
+    pub fn next_unindexed(&mut self, rules: WordRules) -> Option<SessionKey> {
         let heads = &self.heads;
-        self.messages.next_unindexed(|from| first_key(heads, from))
+        self.messages.next_unindexed(rules, |from| first_key(heads, from))
     }
 
     /// Replaces a part of a session in the message index.
@@ -129,7 +135,7 @@ impl MemMessages {
             return;
         }
         let key = commit.head.key();
-        let Some(update) = &commit.message_index else {
+        let Some(update) = commit.message_index.as_ref().filter(|update| update.rules == self.rules) else {
             if !commit.records.is_empty() {
                 self.mark_unindexed(key);
             }
@@ -164,9 +170,9 @@ impl MemMessages {
     /// Finds messages. The first search begins the construction of the index.
     pub fn find(&mut self, query: &MessageQuery) -> MessageMatches {
         if self.coverage == Coverage::Unused {
-            self.coverage = Coverage::UpTo(Bound::Unbounded);
+            *self = Self::empty(query.rules);
         }
-        if self.coverage != Coverage::Complete || query.words.is_empty() {
+        if self.coverage != Coverage::Complete || query.rules != self.rules || query.words.is_empty() {
             return MessageMatches::Unindexed;
         }
         MessageMatches::Found(self.tenants.get(&query.tenant).map(|t| t.find(query)).unwrap_or_default())
@@ -182,8 +188,12 @@ impl MemMessages {
     /// Returns the first session that is not in the index. `first` returns the first session in a range of keys.
     pub fn next_unindexed(
         &mut self,
+        rules: WordRules,
         first: impl FnOnce(Bound<&SessionKey>) -> Option<SessionKey>,
     ) -> Option<SessionKey> {
+        if self.coverage != Coverage::Unused && rules != self.rules {
+            *self = Self::empty(rules);
+        }
         let Coverage::UpTo(bound) = &self.coverage else { return None };
         let session = first(bound.as_ref());
         if session.is_none() {
@@ -199,7 +209,7 @@ impl MemMessages {
         user: &User,
         first: impl FnOnce(Bound<&SessionKey>) -> Option<SessionKey>,
     ) {
-        if self.coverage == Coverage::Unused {
+        if self.coverage == Coverage::Unused || part.rules != self.rules {
             return;
         }
         let tenant = self.tenants.entry(part.key.tenant.clone()).or_default();
@@ -212,6 +222,16 @@ impl MemMessages {
         {
             *bound = Bound::Excluded(part.key.clone());
         }
+    }
+
+    /// An index to which all sessions must be added.
+    fn empty(rules: WordRules) -> Self {
+        Self { rules, coverage: Coverage::UpTo(Bound::Unbounded), tenants: HashMap::new() }
+    }
+
+    /// Returns whether the index was used.
+    fn is_used(&self) -> bool {
+        self.coverage != Coverage::Unused
     }
 
     /// Records that a session must be indexed again.
@@ -300,8 +320,7 @@ impl TenantMessages {
         let documents = numbers.iter().rev().filter_map(|number| self.documents[*number as usize]);
         let located = documents.filter_map(|document| {
             let (session, user) = &self.sessions[document.session as usize];
-            let location =
-                MessageLocation { session: session.clone(), seq: document.seq, position: document.position };
+            let location = MessageLocation { session: session.clone(), seq: document.seq, position: document.position };
             query.user.as_ref().is_none_or(|wanted| wanted == user).then_some(location)
         });
         located.take(query.limit).collect()

@@ -5,7 +5,7 @@ use crate::store::contract::{Commit, Concurrency, HeadCheck, HeadChecker, MAX_PA
 use crate::store::finding::{Finding, MAX_FINDINGS, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
 use crate::store::mem_index::MemIndex;
-use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart};
+use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart, WordRules};
 use crate::store::query::{HeadPage, ReadDirection, RecordRange, SessionQuery};
 use crate::store::shown::{RecordLocation, ShownRecord};
 use crate::types::blob::BlobId;
@@ -231,8 +231,12 @@ impl MessageIndex for MemoryStore {
         Ok(self.state().index.indexed_messages(key))
     }
 
-    async fn next_unindexed(&self) -> Result<Option<SessionKey>> {
-        Ok(self.state().index.next_unindexed())
+    fn is_used(&self) -> bool {
+        self.state().index.uses_message_index()
+    }
+
+    async fn next_unindexed(&self, rules: WordRules) -> Result<Option<SessionKey>> {
+        Ok(self.state().index.next_unindexed(rules))
     }
 
     async fn replace(&self, part: &SessionIndexPart) -> Result<()> {

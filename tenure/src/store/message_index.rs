@@ -10,6 +10,11 @@ use crate::types::id::{Seq, SessionId, SessionKey, Tenant, User};
 use async_trait::async_trait;
 use std::ops::RangeInclusive;
 
+/// Identifies the rules by which the library computes words: its tokenizer, and the redaction that is
+/// configured. An index contains words of one set of rules only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WordRules(pub u64);
+
 /// An index of the words of messages: an optional capability of a store.
 ///
 /// A commit carries the words of its messages ([`Commit::message_index`]), and the index changes in the
@@ -27,9 +32,16 @@ pub trait MessageIndex: Send + Sync {
     /// position.
     async fn indexed(&self, key: &SessionKey) -> Result<Vec<(Seq, usize)>>;
 
-    /// Returns a session that must be indexed before the index is complete; `None` if it is complete,
-    /// or if the index is built only when it is first used and has not been used yet.
-    async fn next_unindexed(&self) -> Result<Option<SessionKey>>;
+    /// Returns whether the index stores what commits carry. A store may build its index only when it is
+    /// first used; before that, commits need not carry words.
+    fn is_used(&self) -> bool {
+        true
+    }
+
+    /// Returns a session that must be indexed before the index is complete; `None` if it is complete or
+    /// not used yet. If the index has words of other rules, it is emptied first, and all sessions are
+    /// unindexed.
+    async fn next_unindexed(&self, rules: WordRules) -> Result<Option<SessionKey>>;
 
     /// Replaces the index entries of a part of a session's own log, atomically. [`Error::Conflict`]
     /// unless the log ends at the given record; a session that does not exist is not a conflict.
@@ -41,6 +53,8 @@ pub trait MessageIndex: Send + Sync {
 /// A change of the message index, part of a commit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MessageIndexUpdate {
+    /// The rules by which the words were computed.
+    pub rules: WordRules,
     /// The messages among the commit's records.
     pub added: Vec<IndexedMessage>,
     /// After a rewind: the session's own messages with a record after this one are removed, except those
@@ -63,6 +77,8 @@ pub struct IndexedMessage {
 /// The index entries of a part of a session's own log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionIndexPart {
+    /// The rules by which the words were computed. Nothing changes if the index has words of others.
+    pub rules: WordRules,
     /// The session.
     pub key: SessionKey,
     /// The end of the log from which the entries were computed.
@@ -78,6 +94,8 @@ pub struct SessionIndexPart {
 /// A search in the message index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MessageQuery {
+    /// The rules by which the words were computed.
+    pub rules: WordRules,
     /// The tenant whose messages are searched.
     pub tenant: Tenant,
     /// Finds only messages in sessions of this user. `None` means any user.
@@ -101,7 +119,8 @@ pub struct IndexWord {
 /// The result of a search in the message index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MessageMatches {
-    /// The index cannot answer: it is incomplete, or the query has no word that it can use.
+    /// The index cannot answer: it is incomplete or has words of other rules, or the query has no word that
+    /// it can use.
     Unindexed,
     /// Messages that contain the words, the last indexed first.
     Found(Vec<MessageLocation>),

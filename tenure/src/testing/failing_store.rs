@@ -3,7 +3,7 @@
 use crate::store::contract::{Commit, Concurrency, HeadCheck, HeadChecker, Notifier, Store};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
-use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart};
+use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart, WordRules};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
 use crate::store::shown::{RecordLocation, ShownRecord};
 use crate::store::snapshot::Snapshots;
@@ -236,8 +236,12 @@ impl MessageIndex for FailingStore {
     async fn indexed(&self, key: &SessionKey) -> Result<Vec<(Seq, usize)>> {
         self.available_index()?.indexed(key).await
     }
-    async fn next_unindexed(&self) -> Result<Option<SessionKey>> {
-        self.available_index()?.next_unindexed().await
+    fn is_used(&self) -> bool {
+        self.inner.message_index().is_some_and(MessageIndex::is_used)
+    }
+
+    async fn next_unindexed(&self, rules: WordRules) -> Result<Option<SessionKey>> {
+        self.available_index()?.next_unindexed(rules).await
     }
     async fn replace(&self, part: &SessionIndexPart) -> Result<()> {
         self.available_index()?.replace(part).await
