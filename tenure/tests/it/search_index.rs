@@ -144,7 +144,7 @@ on_every_store! {
                 test.advance(SignedDuration::from_millis(rng.below(3) as i64));
                 world.step(&test.tenure, &mut rng).await;
             }
-            build_index(&test.tenure).await;
+            // BUILD
             for _ in 0..30 {
                 let principal = rng.pick(&principals);
                 let search = random_search(&mut rng);
