@@ -3,7 +3,7 @@
 use crate::engine::core::Engine;
 use crate::rules::matcher::Matcher;
 use crate::rules::message_words::{
-    PositionedMessage, discarded_after, indexed_words, searchable_text, visible_messages,
+    PositionedMessage, discarded_after, indexed_words, searchable_text, titled_records, visible_messages,
 };
 use crate::rules::redaction::Redaction;
 use crate::store::contract::Commit;
@@ -12,7 +12,8 @@ use crate::store::message_index::{
 };
 use crate::types::entry::{Entry, Record};
 use crate::types::error::{Error, Result};
-use crate::types::id::{Tenant, User};
+use crate::types::head::Head;
+use crate::types::id::{Seq, Tenant, User};
 use std::sync::Arc;
 
 /// The number of bytes of text above which words are computed on a blocking thread, so that other tasks do
@@ -45,7 +46,7 @@ impl Engine {
     pub(crate) async fn index_commit(&self, commit: &mut Commit) -> Result<()> {
         let concerns = |record: &Record| matches!(record.entry, Entry::Message(_) | Entry::Rewound(_));
         let rules = self.word_rules();
-        if !commit.records.iter().any(concerns) {
+        if !commit.records.iter().any(concerns) && titled_records(&commit.records).is_empty() {
             commit.message_index = Some(MessageIndexUpdate { rules, ..MessageIndexUpdate::default() });
             return Ok(());
         }
@@ -53,22 +54,30 @@ impl Engine {
             commit.message_index = None;
             return Ok(());
         }
-        let added = self.index_messages(&commit.records, commit.head.digest.messages).await?;
+        let Head { digest, info, .. } = &commit.head;
+        let added = self.index_messages(&commit.records, digest.messages, info.title.as_deref()).await?;
         let discarded_after = discarded_after(&commit.records);
         commit.message_index = Some(MessageIndexUpdate { rules, added, discarded_after });
         Ok(())
     }
 
     /// Computes the words of the messages among consecutive records that are visible after the last of
-    /// them. `messages` is the number of visible messages after the last record.
-    pub(crate) async fn index_messages(&self, records: &[Record], messages: usize) -> Result<Vec<IndexedMessage>> {
+    /// them, and those of the session's title, oldest first. `messages` is the number of visible messages
+    /// after the last record, and `title` the title of the session.
+    pub(crate) async fn index_messages(
+        &self,
+        records: &[Record],
+        messages: usize,
+        title: Option<&str>,
+    ) -> Result<Vec<IndexedMessage>> {
         let bytes: usize = records.iter().map(|record| message_bytes(&record.entry)).sum();
         let redaction = self.options().redaction.clone();
         if bytes <= BLOCKING_BYTES {
-            return Ok(indexed(&redaction, visible_messages(records, messages)));
+            return Ok(indexed(&redaction, records, messages, title));
         }
         let records: Arc<[Record]> = records.into();
-        let work = move || indexed(&redaction, visible_messages(&records, messages));
+        let title = title.map(str::to_owned);
+        let work = move || indexed(&redaction, &records, messages, title.as_deref());
         tokio::task::spawn_blocking(work).await.map_err(Error::unavailable_from)
     }
 }
@@ -80,12 +89,20 @@ fn message_bytes(entry: &Entry) -> usize {
     }
 }
 
-/// The index entries of messages, oldest first.
-fn indexed(redaction: &Redaction, newest_first: Vec<PositionedMessage<'_>>) -> Vec<IndexedMessage> {
-    let entry = |PositionedMessage { seq, position, message }| IndexedMessage {
+/// The index entries of the messages and titles among records, oldest first.
+fn indexed(redaction: &Redaction, records: &[Record], messages: usize, title: Option<&str>) -> Vec<IndexedMessage> {
+    let of_message = |PositionedMessage { seq, position, message }| IndexedMessage {
         seq,
         position,
         words: indexed_words(&searchable_text(&redaction.redact_message(message).0)),
     };
-    newest_first.into_iter().rev().map(entry).collect()
+    let of_title = |(seq, set): (Seq, Option<&str>)| IndexedMessage {
+        seq,
+        position: 0,
+        words: set.or(title).map(|title| indexed_words(&redaction.apply(title).0)).unwrap_or_default(),
+    };
+    let titles = titled_records(records).into_iter().map(of_title);
+    let mut entries: Vec<_> = visible_messages(records, messages).into_iter().map(of_message).chain(titles).collect();
+    entries.sort_by_key(|entry| entry.seq);
+    entries
 }

@@ -5,7 +5,7 @@
 
 use crate::rules::redaction::Redaction;
 use crate::rules::text::{fold_char, is_diacritic};
-use crate::types::entry::{Entry, Record};
+use crate::types::entry::{Entry, Patch, Record};
 use crate::types::id::Seq;
 use crate::types::message::Message;
 use std::collections::HashSet;
@@ -96,6 +96,33 @@ pub(crate) fn visible_messages(records: &[Record], mut messages: usize) -> Vec<P
         }
     }
     visible
+}
+
+/// The records among consecutive ones that are in the index for the session's title, newest first, each with the
+/// title that it sets. `None` means the session's title at the end: a rewind discards index entries, but not the
+/// title.
+pub(crate) fn titled_records(records: &[Record]) -> Vec<(Seq, Option<&str>)> {
+    let mut titled = Vec::new();
+    let mut upto = Seq::MAX;
+    for record in records.iter().rev() {
+        if record.seq > upto {
+            continue;
+        }
+        match &record.entry {
+            Entry::Rewound(rewind) => {
+                upto = rewind.to;
+                titled.push((record.seq, None));
+            }
+            Entry::Created(created) => titled.extend(created.title.as_deref().map(|title| (record.seq, Some(title)))),
+            Entry::Info(patch) => {
+                if let Patch::Set(title) = &patch.title {
+                    titled.push((record.seq, Some(title)));
+                }
+            }
+            _ => {}
+        }
+    }
+    titled
 }
 
 /// The record after which rewinds among consecutive records discard earlier ones. `None` if they discard none.

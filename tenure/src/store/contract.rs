@@ -197,8 +197,7 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// A record is shown by the session whose own log contains it, and by its forks, through any number
     /// of forks, whose fork points are at or after it; unless a rewind in what the session reads (its own
     /// log, and those of its ancestors up to the fork points) follows the record and goes back to before
-    /// it. The sequence number 0 stands for the session itself, and is shown by it alone. Sessions and
-    /// records that do not exist are not an error.
+    /// it. Sessions that do not exist are not an error.
     async fn sessions_showing(
         &self,
         tenant: &Tenant,

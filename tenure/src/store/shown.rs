@@ -3,7 +3,7 @@
 use crate::types::id::{Seq, SessionId};
 use jiff::Timestamp;
 
-/// A record of a session's own log. The sequence number 0 stands for the session itself (its title).
+/// A record of a session's own log.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RecordLocation {
     /// The session whose own log contains the record.

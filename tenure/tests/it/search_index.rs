@@ -81,7 +81,7 @@ impl World {
                 self.sessions.remove(at);
             }
             _ => {
-                let messages = (0..1 + rng.below(4)).map(|_| random_message(rng)).collect();
+                let messages: Vec<Message> = (0..1 + rng.below(4)).map(|_| random_message(rng)).collect();
                 let _: Result<_> = t.append(&owner, &name, messages).await;
             }
         }
@@ -103,7 +103,7 @@ async fn all_pages(t: &Tenure, principal: &Principal, mut search: SearchRequest)
         let Some(next) = page.next else { return hits };
         search.cursor = Some(next.to_string().parse().unwrap());
     }
-    panic!("pagination does not end");
+    panic!("pagination does not end after {} results: {search:?}", hits.len());
 }
 
 fn random_search(rng: &mut Rng) -> SearchRequest {
@@ -144,7 +144,7 @@ on_every_store! {
                 test.advance(SignedDuration::from_millis(rng.below(3) as i64));
                 world.step(&test.tenure, &mut rng).await;
             }
-            // BUILD
+            test.tenure.build_message_index().await.unwrap();
             for _ in 0..30 {
                 let principal = rng.pick(&principals);
                 let search = random_search(&mut rng);
@@ -155,7 +155,7 @@ on_every_store! {
                 assert_eq!(got, want, "round {round}, seed {seed}, {principal:?}: {search:?}");
                 found += want.len();
                 // The index examines the sessions in which it has found something.
-                let first = SearchRequest { max_sessions: 500, ..search.clone() };
+                let first = SearchRequest { max_sessions: 500, max_reads: 1000, ..search.clone() };
                 let examined = test.tenure.search_sessions(principal, &first).await.unwrap().scanned;
                 let scanned = scan.search_sessions(principal, &first).await.unwrap().scanned;
                 assert!(examined <= scanned + 1, "{examined} {scanned}");

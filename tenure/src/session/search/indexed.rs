@@ -28,7 +28,7 @@ const MAX_READ_AHEAD: usize = 32;
 pub(super) struct Candidates {
     /// The sessions, last active first.
     sessions: Vec<SessionCursor>,
-    /// Of each session, the messages, newest first; none if only its title is a candidate.
+    /// Of each session, the records, newest first: messages, and those that have set the title.
     messages: HashMap<SessionId, Vec<MessageLocation>>,
 }
 
@@ -46,12 +46,10 @@ impl Tenure {
             OwnerFilter::AllTenants => return Ok(None),
         };
         let found = self.engine.find_messages(tenant, user, &page.matcher, MAX_CANDIDATES + 1).await?;
-        let MessageMatches::Found(mut found) = found else { return Ok(None) };
+        let MessageMatches::Found(found) = found else { return Ok(None) };
         if found.len() > MAX_CANDIDATES {
             return Ok(None);
         }
-        // The sequence number 0 stands for the title.
-        found.retain(|location| location.seq > 0 || page.request.role.is_none());
         let records: Vec<RecordLocation> =
             found.iter().map(|l| RecordLocation { session: l.session.clone(), seq: l.seq }).collect();
         let shown = match records.is_empty() {
@@ -65,10 +63,7 @@ impl Tenure {
         let mut messages: HashMap<SessionId, Vec<MessageLocation>> = HashMap::new();
         for shown in shown {
             let location = &found[shown.record];
-            let of_session = messages.entry(shown.session.clone()).or_default();
-            if location.seq > 0 {
-                of_session.push(location.clone());
-            }
+            messages.entry(shown.session.clone()).or_default().push(location.clone());
             let position = SessionCursor { active_at: shown.active_at, session: shown.session };
             sessions.insert(Reverse(position), ());
         }

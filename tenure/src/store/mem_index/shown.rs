@@ -43,9 +43,6 @@ impl MemIndex {
                     let session = head.info.session_id.clone();
                     shown.push(ShownRecord { record, session, active_at: head.active_at });
                 }
-                if seq == 0 {
-                    continue;
-                }
                 let forks = self.children.get(&head.key()).into_iter().flatten();
                 for fork in forks.filter_map(|id| self.head_of(tenant, id)) {
                     let fork_point = fork.parent.as_ref().map_or(0, |p| p.seq);
@@ -63,7 +60,7 @@ impl MemIndex {
 
     /// Returns the first rewind in a session's own log that discards a record.
     fn discarding_rewind(&self, head: &Head, seq: Seq) -> Option<Seq> {
-        let rewinds = self.rewinds.get(&head.key()).filter(|_| seq > 0)?;
+        let rewinds = self.rewinds.get(&head.key())?;
         rewinds.range(seq + 1..).find(|(_, to)| **to < seq).map(|(rewind, _)| *rewind)
     }
 }

@@ -13,7 +13,7 @@ const SHOWING: &str = "
     WITH RECURSIVE shown (record, session, seq, active_at, discarded_by) AS (
         SELECT wanted.record, h.session, wanted.seq, h.active_at, (
             SELECT min(w.seq) FROM tenure_record w
-            WHERE w.tenant = $1 AND w.session = h.session AND w.seq > wanted.seq AND wanted.seq > 0
+            WHERE w.tenant = $1 AND w.session = h.session AND w.seq > wanted.seq
                 AND starts_with(w.entry, '{\"rewound\":')
                 AND (tenure_jsonb(w.entry) #>> '{rewound,to}')::bigint < wanted.seq
         )
@@ -30,7 +30,6 @@ const SHOWING: &str = "
             )
         )
         FROM shown s JOIN tenure_head f ON f.tenant = $1 AND f.parent = s.session AND f.parent_seq >= s.seq
-        WHERE s.seq > 0
     )
     SELECT record, session, active_at FROM shown WHERE discarded_by IS NULL LIMIT $4";
 

@@ -13,7 +13,7 @@ const SHOWING: &str = "
     WITH RECURSIVE shown (record, id, session, seq, active_at, discarded_by) AS (
         SELECT wanted.key, h.id, h.session, wanted.value ->> 1, h.active_at, coalesce((
             SELECT min(w.record_key & 0xffffffff) FROM record w INDEXED BY record_rewound
-            WHERE w.record_key >> 32 = h.id AND w.entry GLOB '{\"rewound\":*' AND wanted.value ->> 1 > 0
+            WHERE w.record_key >> 32 = h.id AND w.entry GLOB '{\"rewound\":*'
                 AND w.record_key > h.id << 32 | wanted.value ->> 1 AND w.entry ->> '$.rewound.to' < wanted.value ->> 1
         ), 1 << 32)
         FROM json_each(?2) wanted CROSS JOIN head h INDEXED BY head_key
@@ -28,7 +28,7 @@ const SHOWING: &str = "
             ), 1 << 32)
         )
         FROM shown s CROSS JOIN head f INDEXED BY head_parent ON f.tenant = ?1 AND f.parent = s.session
-        WHERE s.seq > 0 AND f.head_json ->> '$.parent.seq' >= s.seq
+        WHERE f.head_json ->> '$.parent.seq' >= s.seq
     )
     SELECT record, session, active_at FROM shown WHERE discarded_by = 1 << 32 LIMIT ?3";
 
