@@ -23,6 +23,7 @@ pub mod forks;
 pub mod heads;
 pub mod ids;
 pub mod log;
+pub mod messages;
 pub mod namespaces;
 pub mod pages;
 pub mod purge;
@@ -122,6 +123,16 @@ macro_rules! conformance {
                 no_text_is_a_syntax_error
                 an_empty_query_finds_nothing
                 removed_items_are_not_found;
+            messages:
+                messages_are_found_by_their_words
+                messages_of_other_users_are_not_found
+                many_messages_are_found
+                discarded_messages_are_not_found
+                purged_messages_are_not_found
+                a_refused_commit_indexes_nothing
+                unindexed_sessions_are_indexed_in_steps
+                other_rules_empty_the_index
+                the_index_survives_a_reopen;
             blobs:
                 a_blob_reads_back
                 a_blob_may_be_committed_twice

@@ -10,7 +10,6 @@ pub(crate) mod live_count;
 pub(crate) mod log;
 pub(crate) mod log_reader;
 pub(crate) mod message_index;
-pub(crate) mod message_index_build;
 pub(crate) mod node;
 pub(crate) mod notifications;
 pub(crate) mod observer;

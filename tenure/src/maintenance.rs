@@ -19,6 +19,7 @@ pub(crate) mod archive;
 pub(crate) mod backup;
 pub(crate) mod doctor;
 pub(crate) mod erase;
+pub(crate) mod message_index;
 pub(crate) mod restore;
 pub(crate) mod sweep;
 

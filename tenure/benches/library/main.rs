@@ -13,6 +13,7 @@ mod disk;
 mod lists;
 mod memory;
 mod merge;
+mod message_index;
 mod peers;
 mod raw;
 mod reads;
@@ -72,6 +73,10 @@ fn main() {
         }
         if is_selected("search") {
             search::words(&mut report).await;
+        }
+        if is_selected("index") {
+            message_index::cost(&mut report).await;
+            message_index::rare_word(&mut report).await;
         }
         if is_selected("peers") {
             peers::side_by_side(&mut report).await;

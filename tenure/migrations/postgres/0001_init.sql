@@ -91,11 +91,27 @@ CREATE TABLE tenure_record (
     seq      bigint NOT NULL,
     at       bigint NOT NULL,
     checksum int NOT NULL, -- CRC-32 over seq, time and entry (signed)
+    position int, -- of a message in the message index: the number of messages before it
     tenant   text COLLATE "C" NOT NULL,
     session  text COLLATE "C" NOT NULL,
     entry    text COLLATE "C" NOT NULL,
+    words    int[], -- of a message in the message index: hashes of tenant and word, and of tenant and user
     PRIMARY KEY (tenant, session, seq)
 );
+
+-- The message index. Its pending list is small, because every search reads it.
+CREATE INDEX tenure_record_words ON tenure_record USING gin (words) WITH (gin_pending_list_limit = 256)
+    WHERE words IS NOT NULL;
+
+-- The state of the message index, in one row. Commits only read it, unless they change it.
+CREATE TABLE tenure_message_index (
+    id           int PRIMARY KEY CHECK (id = 1),
+    after_key    boolean NOT NULL, -- whether the session with this key is in the index itself
+    rules        bigint, -- hash of the rules by which words are computed; NULL: nothing was indexed
+    from_tenant  text COLLATE "C", -- the sessions from this key on are not in the index; NULL: all are
+    from_session text COLLATE "C"
+);
+INSERT INTO tenure_message_index (id, after_key) VALUES (1, false);
 
 -- Checkpoints and rewinds, for the view workflow_checkpoints. Other records are not in them, so appending a message
 -- costs only the two comparisons.

@@ -73,8 +73,12 @@ create table record (
     record_key integer primary key,
     at         integer not null,
     checksum   integer not null,          -- CRC-32 over seq, time and entry
+    doc        integer,                   -- the number of a message in the message index
+    position   integer,                   -- the number of messages before it
     entry      text    not null           -- JSON, exactly as written
 ) strict;
+
+create index record_doc on record (doc) where doc is not null;
 
 -- Checkpoints and rewinds, for the view workflow_checkpoints. Other records are not in them, so appending a message
 -- costs only the two comparisons. The newest come first: see the view.
@@ -124,6 +128,36 @@ create trigger item_text_update after update of text on item begin
     insert into item_text (rowid, namespace_token, text)
         select new.id, new.namespace_token, new.text where new.text is not null;
 end;
+
+-- The message index: the words of messages. Each is stored with a short hash of its tenant before it, and a hash of the
+-- user is one more word, so that a search reads only what its own tenant, or its own user, has written. The words are
+-- folded already: the tokenizer `ascii` leaves them as they are. A removed message leaves a tombstone; its words are
+-- gone when the segments that contain them have been merged.
+create virtual table message_words using fts5(
+    words, content = '', contentless_delete = 1, detail = none, tokenize = 'ascii'
+);
+
+-- The newest messages in the message index, which are moved to message_words in batches: a transaction that writes to
+-- an FTS5 table writes a segment, however small.
+create table message_recent (
+    doc         integer primary key,
+    tenant_hash text    not null,
+    user_hash   text    not null,
+    words       text    not null          -- separated by spaces
+) strict;
+
+-- The state of the message index, in one row.
+create table message_index (
+    id           integer primary key check (id = 1),
+    rules        integer,                 -- hash of the rules by which words are computed; null: nothing was indexed
+    doc          integer not null,        -- the last number that a message got
+    recent       integer not null,        -- the number of rows of message_recent
+    compaction   integer not null,        -- 1: message_words contains words of removed messages; 2: a merge is in progress
+    from_tenant  text,                    -- the sessions from this key on are not in the index; null: all are
+    from_session text,
+    after_key    integer not null         -- whether this key itself is in the index
+) strict;
+insert into message_index (id, doc, recent, compaction, after_key) values (1, 0, 0, 0, 0);
 
 -- Media, once per tenant, and the references of sessions to them.
 create table blob (

@@ -3,7 +3,7 @@
 use crate::engine::core::Engine;
 use crate::rules::matcher::Matcher;
 use crate::rules::message_words::{
-    PositionedMessage, discarded_after, indexed_words, searchable_text, titled_records, visible_messages,
+    PositionedMessage, discarded_after, indexed_title, indexed_words, searchable_text, visible_messages,
 };
 use crate::rules::redaction::Redaction;
 use crate::store::contract::Commit;
@@ -12,9 +12,7 @@ use crate::store::message_index::{
 };
 use crate::types::entry::{Entry, Record};
 use crate::types::error::{Error, Result};
-use crate::types::head::Head;
-use crate::types::id::{Seq, Tenant, User};
-use std::sync::Arc;
+use crate::types::id::{Tenant, User};
 
 /// The number of bytes of text above which words are computed on a blocking thread, so that other tasks do
 /// not wait.
@@ -46,7 +44,8 @@ impl Engine {
     pub(crate) async fn index_commit(&self, commit: &mut Commit) -> Result<()> {
         let concerns = |record: &Record| matches!(record.entry, Entry::Message(_) | Entry::Rewound(_));
         let rules = self.word_rules();
-        if !commit.records.iter().any(concerns) && titled_records(&commit.records).is_empty() {
+        let titles = self.title_words(&commit.records, commit.head.info.title.as_deref());
+        if !commit.records.iter().any(concerns) && titles.is_empty() {
             commit.message_index = Some(MessageIndexUpdate { rules, ..MessageIndexUpdate::default() });
             return Ok(());
         }
@@ -54,55 +53,40 @@ impl Engine {
             commit.message_index = None;
             return Ok(());
         }
-        let Head { digest, info, .. } = &commit.head;
-        let added = self.index_messages(&commit.records, digest.messages, info.title.as_deref()).await?;
+        let mut added = self.words_of(visible_messages(&commit.records, commit.head.digest.messages)).await?;
+        added.extend(titles);
+        added.sort_by_key(|entry| entry.seq);
         let discarded_after = discarded_after(&commit.records);
         commit.message_index = Some(MessageIndexUpdate { rules, added, discarded_after });
         Ok(())
     }
 
-    /// Computes the words of the messages among consecutive records that are visible after the last of
-    /// them, and those of the session's title, oldest first. `messages` is the number of visible messages
-    /// after the last record, and `title` the title of the session.
-    pub(crate) async fn index_messages(
-        &self,
-        records: &[Record],
-        messages: usize,
-        title: Option<&str>,
-    ) -> Result<Vec<IndexedMessage>> {
-        let bytes: usize = records.iter().map(|record| message_bytes(&record.entry)).sum();
+    /// Computes the words of the titles for which records are in the index. `current` is the title of the session.
+    pub fn title_words(&self, records: &[Record], current: Option<&str>) -> Vec<IndexedMessage> {
+        let entry = |record: &Record| {
+            let title = self.options().redaction.apply(indexed_title(record, current)?).0.into_owned();
+            Some(IndexedMessage { seq: record.seq, position: 0, words: indexed_words(&title) })
+        };
+        records.iter().filter_map(entry).collect()
+    }
+
+    /// Computes the words of messages.
+    pub async fn words_of(&self, messages: Vec<PositionedMessage>) -> Result<Vec<IndexedMessage>> {
+        let bytes: usize = messages.iter().map(|message| message.message.text_len()).sum();
         let redaction = self.options().redaction.clone();
         if bytes <= BLOCKING_BYTES {
-            return Ok(indexed(&redaction, records, messages, title));
+            return Ok(indexed(&redaction, messages));
         }
-        let records: Arc<[Record]> = records.into();
-        let title = title.map(str::to_owned);
-        let work = move || indexed(&redaction, &records, messages, title.as_deref());
-        tokio::task::spawn_blocking(work).await.map_err(Error::unavailable_from)
+        tokio::task::spawn_blocking(move || indexed(&redaction, messages)).await.map_err(Error::unavailable_from)
     }
 }
 
-fn message_bytes(entry: &Entry) -> usize {
-    match entry {
-        Entry::Message(entry) => entry.message.text_len(),
-        _ => 0,
-    }
-}
-
-/// The index entries of the messages and titles among records, oldest first.
-fn indexed(redaction: &Redaction, records: &[Record], messages: usize, title: Option<&str>) -> Vec<IndexedMessage> {
-    let of_message = |PositionedMessage { seq, position, message }| IndexedMessage {
+/// The index entries of messages.
+fn indexed(redaction: &Redaction, messages: Vec<PositionedMessage>) -> Vec<IndexedMessage> {
+    let entry = |PositionedMessage { seq, position, message }| IndexedMessage {
         seq,
         position,
-        words: indexed_words(&searchable_text(&redaction.redact_message(message).0)),
+        words: indexed_words(&searchable_text(&redaction.redact_message(&message).0)),
     };
-    let of_title = |(seq, set): (Seq, Option<&str>)| IndexedMessage {
-        seq,
-        position: 0,
-        words: set.or(title).map(|title| indexed_words(&redaction.apply(title).0)).unwrap_or_default(),
-    };
-    let titles = titled_records(records).into_iter().map(of_title);
-    let mut entries: Vec<_> = visible_messages(records, messages).into_iter().map(of_message).chain(titles).collect();
-    entries.sort_by_key(|entry| entry.seq);
-    entries
+    messages.into_iter().map(entry).collect()
 }

@@ -224,4 +224,8 @@ impl MessageIndex for ScheduledStore {
         let _permit = self.write(&part.key.tenant).await?;
         self.inner_index()?.replace(part).await
     }
+
+    async fn compact(&self) -> Result<bool> {
+        self.inner_index()?.compact().await
+    }
 }

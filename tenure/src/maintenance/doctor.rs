@@ -2,6 +2,7 @@
 //! to repair. Only derived or unreachable data is repaired (D-028).
 
 use crate::rules::decision_chain::ChainCheck;
+use crate::rules::message_words::indexed_title;
 use crate::rules::session::Session;
 use crate::store::contract::Commit;
 use crate::store::finding::{Finding, Orphan, Remedy};
@@ -11,9 +12,9 @@ use crate::types::blob::BlobId;
 use crate::types::entry::{Entry, Record};
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{SessionKey, Tenant};
+use crate::types::id::{Seq, SessionKey, Tenant};
 use serde::Serialize;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// The number of heads that are read in one page.
 const PAGE: usize = 4096;
@@ -23,6 +24,9 @@ const MAX_ATTEMPTS: usize = 3;
 
 /// The maximum number of rounds of repairs. A repair may make another one possible.
 const ROUNDS: usize = 3;
+
+/// The number of messages that one step of completing the message index adds.
+const INDEX_STEP: usize = 10_000;
 
 const RESTORE_ADVICE: &str = "restore the session from a backup, or purge it";
 
@@ -38,7 +42,7 @@ pub struct RepairReport {
 impl Tenure {
     /// Checks every session of every tenant and the store itself. Findings are: gaps and damage in
     /// logs, heads that differ from their log, forks without their parent, missing media of
-    /// messages, and orphaned data. `progress` is called with the number of sessions checked so
+    /// messages, a message index that differs from the messages, and orphaned data. `progress` is called with the number of sessions checked so
     /// far. The store may be in use meanwhile.
     pub async fn examine(&self, mut progress: impl FnMut(usize)) -> Result<Vec<Finding>> {
         let mut exam = Examination {
@@ -47,7 +51,9 @@ impl Tenure {
             media: HashMap::new(),
             unreadable: HashSet::new(),
             has_unknown_tenant: false,
+            is_indexed: false,
         };
+        exam.message_index().await?;
         let mut offset = 0;
         let mut limit = PAGE;
         let mut last = None;
@@ -103,6 +109,8 @@ impl Tenure {
             Remedy::Advice(_) => return Ok(false),
             Remedy::Remove(orphan) => drop(self.store().check(std::slice::from_ref(orphan)).await?),
             Remedy::RebuildHead(key) => self.rebuild_head(key).await?,
+            Remedy::IndexSession(key) => drop(self.index_session(key).await?),
+            Remedy::CompleteMessageIndex => while self.maintain_message_index(INDEX_STEP).await? {},
         }
         Ok(true)
     }
@@ -174,9 +182,46 @@ struct Examination<'a> {
     unreadable: HashSet<Tenant>,
     /// Whether there is a session of which not even the tenant is known.
     has_unknown_tenant: bool,
+    /// Whether the message index is complete, so that it can be compared with the sessions.
+    is_indexed: bool,
 }
 
 impl Examination<'_> {
+    /// Checks whether the message index is complete.
+    async fn message_index(&mut self) -> Result<()> {
+        let Some(index) = self.tenure.engine.message_index().filter(|index| index.is_used()) else { return Ok(()) };
+        match index.next_unindexed(self.tenure.engine.word_rules()).await? {
+            None => self.is_indexed = true,
+            Some(key) => self.findings.push(Finding {
+                location: "message index".to_owned(),
+                description: format!("sessions from {key} on are not in it, so searches read all messages"),
+                remedy: Remedy::CompleteMessageIndex,
+            }),
+        }
+        Ok(())
+    }
+
+    /// Compares the entries of a session in the message index with its log. Messages that were discarded may
+    /// be in the index: a fork that no longer exists has shown them. So are the records that set titles.
+    async fn check_indexed(&self, head: &Head, log: &[Record]) -> Result<Option<Finding>> {
+        let Some(index) = self.tenure.engine.message_index().filter(|_| self.is_indexed) else { return Ok(None) };
+        let shown: BTreeSet<_> = self.tenure.shown_messages(head).await?.into_iter().collect();
+        let indexed: BTreeSet<_> = index.indexed(&head.key()).await?.into_iter().collect();
+        let has_words = |seq: Seq| {
+            let found = log.binary_search_by_key(&seq, |record| record.seq);
+            found.is_ok_and(|i| {
+                let is_message = matches!(log[i].entry, Entry::Message(_));
+                is_message || indexed_title(&log[i], head.info.title.as_deref().or(Some(""))).is_some()
+            })
+        };
+        let missing = shown.difference(&indexed).count();
+        let wrong = indexed.difference(&shown).filter(|(seq, _)| !has_words(*seq)).count();
+        let description = format!("the message index lacks {missing} of its messages, and has {wrong} wrong entries");
+        let location = format!("session {}", head.key());
+        let finding = Finding { location, description, remedy: Remedy::IndexSession(head.key()) };
+        Ok((missing + wrong > 0).then_some(finding))
+    }
+
     /// Checks one session. Findings are only reported if the session did not change meanwhile.
     async fn session(&mut self, mut head: Head) -> Result<()> {
         for attempt in 1.. {
@@ -248,6 +293,7 @@ impl Examination<'_> {
                 }
             }
         }
+        findings.extend(self.check_indexed(head, &log).await?);
         let mut chain = ChainCheck::default();
         for record in &log {
             if let (_, Some(problem)) = chain.check_record(&key.session, record)

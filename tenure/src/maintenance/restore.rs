@@ -26,6 +26,9 @@ const MAX_COMMIT_BYTES: usize = 8 << 20;
 /// Maximum number of writes in progress. A store combines concurrent writes.
 const MAX_WRITES: usize = 64;
 
+/// The number of messages that one step of building the message index adds.
+const INDEX_STEP: usize = 10_000;
+
 /// The number of rows between two reports of progress.
 const PROGRESS_ROWS: u64 = 1000;
 
@@ -88,6 +91,8 @@ impl Tenure {
         // The last session is complete only if the archive is.
         let summary = reader.await.map_err(|_| Error::unavailable("reading the backup panicked"))??;
         restoration.finish().await?;
+        // The commits carry no words: at that time, the forks that show a message are not known.
+        while self.maintain_message_index(INDEX_STEP).await? {}
         Ok(summary)
     }
 }

@@ -94,8 +94,8 @@ async fn run_concurrently<T, F: Future<Output = Result<T>>>(
 
 impl Tenure {
     /// Runs one bounded pass: expires idle sessions, evicts sessions over `max_sessions`, purges
-    /// sessions after their retention, and removes expired items. At most `max_sweep` of each are
-    /// processed.
+    /// sessions after their retention, removes expired items, and completes the message index. At
+    /// most `max_sweep` of each are processed.
     pub async fn sweep(&self) -> Result<SweepReport> {
         let mut report = SweepReport::default();
         let drift = self.engine.clock().drift();
@@ -132,6 +132,10 @@ impl Tenure {
         }
         report.items = self.store().expire(now, max).await?;
         report.more |= report.items == max;
+        match self.maintain_message_index(max).await {
+            Ok(more) => report.more |= more,
+            Err(error) => tracing::warn!(%error, "the message index could not be completed; the next pass tries again"),
+        }
         Ok(report)
     }
 

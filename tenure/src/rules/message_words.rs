@@ -5,7 +5,7 @@
 
 use crate::rules::redaction::Redaction;
 use crate::rules::text::{fold_char, is_diacritic};
-use crate::types::entry::{Entry, Patch, Record};
+use crate::types::entry::{Entry, Patch, Record, SessionPatch};
 use crate::types::id::Seq;
 use crate::types::message::Message;
 use std::collections::HashSet;
@@ -64,65 +64,109 @@ pub(crate) fn word_rules_hash(redaction: &Redaction) -> u64 {
 }
 
 /// A message of a log, with the number of messages before it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PositionedMessage<'a> {
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct PositionedMessage {
     /// The record of the message.
     pub seq: Seq,
     /// The number of messages before it.
     pub position: usize,
     /// The message.
-    pub message: &'a Message,
+    pub message: Message,
 }
 
-/// The messages among consecutive records that are visible after the last of them, newest first.
+/// The messages among consecutive records that are visible after the last of them, oldest first.
 /// `messages` is the number of visible messages after the last record.
-pub(crate) fn visible_messages(records: &[Record], mut messages: usize) -> Vec<PositionedMessage<'_>> {
+pub(crate) fn visible_messages(records: &[Record], mut messages: usize) -> Vec<PositionedMessage> {
     let mut visible = Vec::new();
-    let mut upto = Seq::MAX;
+    let mut last = Seq::MAX;
     for record in records.iter().rev() {
-        if record.seq > upto {
+        if record.seq > last {
             continue;
         }
         match &record.entry {
             Entry::Rewound(rewind) => {
-                upto = rewind.to;
+                last = rewind.to;
                 messages = rewind.digest.messages;
             }
             Entry::Message(entry) => {
                 messages = messages.saturating_sub(1);
-                visible.push(PositionedMessage { seq: record.seq, position: messages, message: &entry.message });
+                let message = entry.message.clone();
+                visible.push(PositionedMessage { seq: record.seq, position: messages, message });
             }
             _ => {}
         }
     }
+    visible.reverse();
     visible
 }
 
-/// The records among consecutive ones that are in the index for the session's title, newest first, each with the
-/// title that it sets. `None` means the session's title at the end: a rewind discards index entries, but not the
-/// title.
-pub(crate) fn titled_records(records: &[Record]) -> Vec<(Seq, Option<&str>)> {
-    let mut titled = Vec::new();
-    let mut upto = Seq::MAX;
-    for record in records.iter().rev() {
-        if record.seq > upto {
-            continue;
+/// The title for which a record is in the index: the one that it sets, and at a rewind the current one, because a
+/// rewind discards index entries but not the title.
+pub(crate) fn indexed_title<'a>(record: &'a Record, current: Option<&'a str>) -> Option<&'a str> {
+    match &record.entry {
+        Entry::Created(created) => created.title.as_deref(),
+        Entry::Info(SessionPatch { title: Patch::Set(title), .. }) => Some(title),
+        Entry::Rewound(_) => current,
+        _ => None,
+    }
+}
+
+/// A fold of a session's own log that finds the messages that the session or a fork of it shows.
+#[derive(Debug, Default)]
+pub(crate) struct ShownMessages {
+    /// The fork points that were not reached yet, the latest first.
+    fork_points: Vec<Seq>,
+    /// The visible messages: record and position.
+    visible: Vec<(Seq, usize)>,
+    /// The number of visible messages that a fork shows.
+    in_forks: usize,
+    /// Messages that were discarded and that a fork shows.
+    discarded: Vec<(Seq, usize)>,
+    messages: usize,
+    /// Whether the log contains a rewind.
+    pub has_rewind: bool,
+}
+
+impl ShownMessages {
+    /// Begins the fold of a log with these fork points of its forks.
+    pub fn with_forks(mut fork_points: Vec<Seq>) -> Self {
+        fork_points.sort_unstable_by(|a, b| b.cmp(a));
+        Self { fork_points, ..Self::default() }
+    }
+
+    /// Applies the next record.
+    pub fn push(&mut self, record: &Record) {
+        while self.fork_points.pop_if(|point| *point < record.seq).is_some() {
+            self.in_forks = self.visible.len();
         }
         match &record.entry {
-            Entry::Rewound(rewind) => {
-                upto = rewind.to;
-                titled.push((record.seq, None));
+            Entry::Created(created) => {
+                self.messages = created.parent.as_ref().map_or(0, |parent| parent.digest.messages);
             }
-            Entry::Created(created) => titled.extend(created.title.as_deref().map(|title| (record.seq, Some(title)))),
-            Entry::Info(patch) => {
-                if let Patch::Set(title) = &patch.title {
-                    titled.push((record.seq, Some(title)));
+            Entry::Message(_) => {
+                self.visible.push((record.seq, self.messages));
+                self.messages += 1;
+            }
+            Entry::Rewound(rewind) => {
+                self.has_rewind = true;
+                self.messages = rewind.digest.messages;
+                let retained = self.visible.partition_point(|(seq, _)| *seq <= rewind.to);
+                if retained < self.in_forks {
+                    self.discarded.extend(&self.visible[retained..self.in_forks]);
                 }
+                self.visible.truncate(retained);
+                self.in_forks = self.in_forks.min(retained);
             }
             _ => {}
         }
     }
-    titled
+
+    /// The messages that are shown, oldest first: record and position.
+    pub fn finish(mut self) -> Vec<(Seq, usize)> {
+        self.visible.append(&mut self.discarded);
+        self.visible.sort_unstable();
+        self.visible
+    }
 }
 
 /// The record after which rewinds among consecutive records discard earlier ones. `None` if they discard none.
@@ -186,4 +230,71 @@ fn is_single_letter_word(c: char) -> bool {
         | '\u{3400}'..='\u{4dbf}' | '\u{4e00}'..='\u{9fff}' | '\u{f900}'..='\u{faff}' | '\u{20000}'..='\u{3ffff}' // Han
         | '\u{ac00}'..='\u{d7af}'   // Hangul
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::digest::LogDigest;
+    use crate::types::entry::{RewindEntry, SessionCreated};
+    use jiff::Timestamp;
+
+    fn log(entries: impl IntoIterator<Item = Entry>) -> Vec<Record> {
+        (1..).zip(entries).map(|(seq, entry)| Record { seq, at: Timestamp::UNIX_EPOCH, entry }).collect()
+    }
+
+    fn created() -> Entry {
+        Entry::created(SessionCreated::default())
+    }
+
+    fn message(text: &str) -> Entry {
+        Entry::message(Message::user(text))
+    }
+
+    fn rewound(to: Seq, messages: usize) -> Entry {
+        Entry::Rewound(RewindEntry { to, digest: LogDigest { messages, ..LogDigest::default() } })
+    }
+
+    #[test]
+    fn only_messages_that_are_visible_at_the_end_have_words() {
+        let records = log([created(), message("a"), message("b"), rewound(2, 1), message("c"), rewound(5, 2)]);
+        let found: Vec<_> = visible_messages(&records, 2).into_iter().map(|m| (m.seq, m.position)).collect();
+        assert_eq!(found, [(2, 0), (5, 1)]);
+        assert_eq!(discarded_after(&records), None, "nothing before these records is discarded");
+        // A commit of the last three records: the message before them is not among them.
+        let found: Vec<_> = visible_messages(&records[3..], 2).into_iter().map(|m| (m.seq, m.position)).collect();
+        assert_eq!((found, discarded_after(&records[3..])), (vec![(5, 1)], Some(2)));
+        let found = visible_messages(&log([created(), message("a"), rewound(1, 0)]), 0);
+        assert_eq!(found, []);
+    }
+
+    #[test]
+    fn a_fork_shows_messages_that_its_parent_discarded() {
+        let records =
+            log([created(), message("a"), message("b"), message("c"), rewound(2, 1), message("d"), rewound(1, 0)]);
+        let shown = |fork_points: &[Seq]| {
+            let mut fold = ShownMessages::with_forks(fork_points.to_vec());
+            records.iter().for_each(|record| fold.push(record));
+            assert!(fold.has_rewind);
+            fold.finish()
+        };
+        assert_eq!(shown(&[]), []);
+        assert_eq!(shown(&[3]), [(2, 0), (3, 1)]);
+        assert_eq!(shown(&[3, 6]), [(2, 0), (3, 1), (6, 1)]);
+        assert_eq!(shown(&[1]), []);
+    }
+
+    #[test]
+    fn words_in_the_index_are_distinct_and_bounded() {
+        let mut words = indexed_words("The FERRY, the ferry; 東京 कि");
+        words.sort();
+        assert_eq!(words, ["ferry", "the", "कि", "京", "東"]);
+        let long = "x".repeat(1000);
+        assert_eq!(indexed_words(&long), ["x".repeat(MAX_INDEXED_WORD_BYTES)]);
+        assert_eq!(indexed_word(&long, true), (&long[..MAX_INDEXED_WORD_BYTES], false));
+        assert_eq!(indexed_word("fer", true), ("fer", true));
+        // Truncated between characters.
+        let (word, _) = indexed_word(&"é".repeat(63).replacen('é', "xé", 1), false).to_owned();
+        assert!(word.len() < MAX_INDEXED_WORD_BYTES, "{word}");
+    }
 }

@@ -27,12 +27,6 @@ use std::sync::Arc;
 const HEADS_PER_PAGE: usize = 32;
 
 impl Tenure {
-    /// TEMPORARY
-    pub async fn build_message_index(&self) -> Result<()> {
-        drop(self.engine.find_messages(&crate::types::id::Tenant::default(), None, &Matcher::parse("x")?, 1).await?);
-        self.engine.build_message_index().await
-    }
-
     /// Searches the messages and titles of all sessions that the principal may see, newest first or best
     /// first. One page is bounded in results, sessions, bytes and store reads, including those of
     /// ancestors of forks; continue with the returned cursor. Expired and deleted sessions are

@@ -34,6 +34,10 @@ pub enum Remedy {
     /// The session's head, which can be rebuilt from its log.
     #[serde(rename = "card")]
     RebuildHead(SessionKey),
+    /// The entries of a session in the message index, which can be computed again from its log.
+    IndexSession(SessionKey),
+    /// The message index, to which sessions must be added.
+    CompleteMessageIndex,
     /// No automatic remedy is safe; the text advises what an operator can do.
     Advice(String),
 }
@@ -53,6 +57,8 @@ pub enum Orphan {
     /// Label index entries that differ from the labels of the session, identified by the store's
     /// internal name of that session. They are rebuilt.
     Labels(Tenant, String),
+    /// Entries of the message index that belong to no message.
+    IndexedMessages,
 }
 
 impl Finding {
@@ -87,6 +93,8 @@ impl fmt::Display for Remedy {
         match self {
             Remedy::Remove(_) => f.write_str("repair removes it; no session references it"),
             Remedy::RebuildHead(_) => f.write_str("repair rebuilds the head from the log"),
+            Remedy::IndexSession(_) => f.write_str("repair indexes the session again"),
+            Remedy::CompleteMessageIndex => f.write_str("repair completes the index"),
             Remedy::Advice(advice) => f.write_str(advice),
         }
     }

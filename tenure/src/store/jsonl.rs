@@ -357,6 +357,10 @@ impl MessageIndex for JsonlStore {
     async fn replace(&self, part: &SessionIndexPart) -> Result<()> {
         self.engine.state().index.replace_messages(part)
     }
+
+    async fn compact(&self) -> Result<bool> {
+        Ok(false)
+    }
 }
 
 impl HeadChecker for JsonlStore {

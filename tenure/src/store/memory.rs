@@ -242,6 +242,10 @@ impl MessageIndex for MemoryStore {
     async fn replace(&self, part: &SessionIndexPart) -> Result<()> {
         self.state().index.replace_messages(part)
     }
+
+    async fn compact(&self) -> Result<bool> {
+        Ok(false)
+    }
 }
 
 impl HeadChecker for MemoryStore {

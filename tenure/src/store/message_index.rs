@@ -48,6 +48,10 @@ pub trait MessageIndex: Send + Sync {
     ///
     /// [`Error::Conflict`]: crate::Error::Conflict
     async fn replace(&self, part: &SessionIndexPart) -> Result<()>;
+
+    /// Removes the words of removed messages from the files of the store, as far as they are still there, in
+    /// a bounded step. Returns whether another step is needed.
+    async fn compact(&self) -> Result<bool>;
 }
 
 /// A change of the message index, part of a commit.

@@ -29,6 +29,7 @@ pub(crate) mod foreign;
 mod heads;
 mod hosts;
 mod items;
+mod messages;
 mod migrate;
 mod notify;
 mod purge;
@@ -44,6 +45,7 @@ mod tests;
 use crate::store::contract::{Commit, Concurrency, Notifier, Store, WriteCost};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart, WordRules};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
 use crate::store::shown::{RecordLocation, ShownRecord};
 use crate::store::snapshot::{Snapshot, Snapshots};
@@ -104,6 +106,10 @@ impl Store for PostgresStore {
     }
 
     fn notifier(&self) -> Option<&dyn Notifier> {
+        Some(self)
+    }
+
+    fn message_index(&self) -> Option<&dyn MessageIndex> {
         Some(self)
     }
 
@@ -192,6 +198,30 @@ impl Store for PostgresStore {
     async fn check(&self, orphans: &[Orphan]) -> Result<Vec<Finding>> {
         check::remove(&self.connection, orphans).await?;
         check::check(&self.connection).await
+    }
+}
+
+#[async_trait]
+impl MessageIndex for PostgresStore {
+    async fn find(&self, query: &MessageQuery) -> Result<MessageMatches> {
+        messages::find(&self.connection, query).await
+    }
+
+    async fn indexed(&self, key: &SessionKey) -> Result<Vec<(Seq, usize)>> {
+        messages::indexed(&self.connection, key).await
+    }
+
+    async fn next_unindexed(&self, rules: WordRules) -> Result<Option<SessionKey>> {
+        messages::next_unindexed(&self.connection, rules).await
+    }
+
+    async fn replace(&self, part: &SessionIndexPart) -> Result<()> {
+        messages::replace(&self.connection, part).await
+    }
+
+    // Vacuum removes the entries of removed messages.
+    async fn compact(&self) -> Result<bool> {
+        Ok(false)
     }
 }
 

@@ -11,6 +11,7 @@ mod database;
 mod fault;
 mod heads;
 mod items;
+mod messages;
 mod purge;
 mod readers;
 mod records;
@@ -30,6 +31,7 @@ use self::writer::Writer;
 use crate::store::contract::{Commit, Concurrency, HeadCheck, HeadChecker, Store, WriteCost};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart, WordRules};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
 use crate::store::shown::{RecordLocation, ShownRecord};
 use crate::store::snapshot::{Snapshot, Snapshots};
@@ -45,6 +47,7 @@ use jiff::Timestamp;
 use rusqlite::Connection;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 /// A store of sessions in one SQLite file (WAL mode). Several processes may open the same file.
@@ -52,6 +55,17 @@ pub struct SqliteStore {
     readers: Arc<Pool>,
     threads: Readers,
     writer: Writer,
+    /// Whether a step that moves messages within the message index is queued.
+    is_moving: Arc<AtomicBool>,
+}
+
+/// Clears the flag of a queued step when the step is done or dropped.
+struct MoveDone(Arc<AtomicBool>);
+
+impl Drop for MoveDone {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
 }
 
 impl SqliteStore {
@@ -63,7 +77,12 @@ impl SqliteStore {
             file.migrate(&connection)?;
             file.ensure_reserve();
             let writer = Writer::start(file.clone(), connection)?;
-            Ok(Self { readers: Arc::new(Pool::new(file)), threads: Readers::new(database::MAX_READERS), writer })
+            Ok(Self {
+                readers: Arc::new(Pool::new(file)),
+                threads: Readers::new(database::MAX_READERS),
+                writer,
+                is_moving: Arc::default(),
+            })
         })
         .await
     }
@@ -135,7 +154,15 @@ impl fmt::Debug for SqliteStore {
 impl Store for SqliteStore {
     async fn commit(&self, commit: &Commit) -> Result<()> {
         let write = CommitRows::new(commit)?;
-        self.writer.write(move |conn, file| write.apply(conn, file)).await
+        let recent = self.writer.write(move |conn, file| write.apply(conn, file)).await?;
+        if recent > messages::MAX_RECENT && !self.is_moving.swap(true, Ordering::Relaxed) {
+            let move_done = MoveDone(self.is_moving.clone());
+            self.writer.submit_background(move |conn, _| {
+                let _ = &move_done;
+                messages::move_recent(conn)
+            });
+        }
+        Ok(())
     }
 
     async fn head(&self, key: &SessionKey) -> Result<Option<Head>> {
@@ -144,6 +171,10 @@ impl Store for SqliteStore {
     }
 
     fn head_checker(&self) -> Option<&dyn HeadChecker> {
+        Some(self)
+    }
+
+    fn message_index(&self) -> Option<&dyn MessageIndex> {
         Some(self)
     }
 
@@ -279,6 +310,38 @@ impl Store for SqliteStore {
             pool.with_new_connection(check::check)
         })
         .await
+    }
+}
+
+#[async_trait]
+impl MessageIndex for SqliteStore {
+    async fn find(&self, query: &MessageQuery) -> Result<MessageMatches> {
+        let query = query.clone();
+        self.read(move |conn, _| messages::find(conn, &query)).await
+    }
+
+    async fn indexed(&self, key: &SessionKey) -> Result<Vec<(Seq, usize)>> {
+        let key = key.clone();
+        self.read(move |conn, _| messages::indexed(conn, &key)).await
+    }
+
+    async fn next_unindexed(&self, rules: WordRules) -> Result<Option<SessionKey>> {
+        if self.read(move |conn, _| messages::is_complete(conn, rules)).await? {
+            return Ok(None);
+        }
+        self.writer.write(move |conn, _| messages::next_unindexed(conn, rules)).await
+    }
+
+    async fn replace(&self, part: &SessionIndexPart) -> Result<()> {
+        let part = part.clone();
+        self.writer.write(move |conn, _| messages::replace(conn, &part)).await
+    }
+
+    async fn compact(&self) -> Result<bool> {
+        if self.read(|conn, _| messages::is_compact(conn)).await? {
+            return Ok(false);
+        }
+        self.writer.write_freeing_space(|conn, _| messages::compact(conn)).await
     }
 }
 

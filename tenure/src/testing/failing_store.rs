@@ -246,6 +246,10 @@ impl MessageIndex for FailingStore {
     async fn replace(&self, part: &SessionIndexPart) -> Result<()> {
         self.available_index()?.replace(part).await
     }
+
+    async fn compact(&self) -> Result<bool> {
+        self.available_index()?.compact().await
+    }
 }
 
 impl HeadChecker for FailingStore {

@@ -102,6 +102,7 @@ async fn killed_writers(kind: &str) {
             assert_eq!(texts(&s), want, "{session}: what is there is what was sent, whole turns only");
             assert_eq!(s.head().seq as usize, 1 + stored_turns * 5, "no holes");
         }
+        assert_eq!(tenure.examine(|_| ()).await.unwrap(), [], "the message index agrees with the log");
     }
 }
 

@@ -4,7 +4,8 @@
 use crate::on_every_store;
 use crate::support::*;
 use std::path::PathBuf;
-use tenure::store::{Commit, Item, Namespace, Owner};
+use tenure::store::{Commit, IndexWord, Item, MessageMatches, MessageQuery, Namespace, Owner};
+use tenure::testing::append_message;
 use tenure::{log::*, maintenance::*, session::*, *};
 
 /// Creates sessions with media, forks, a rewind, items and every status, in two tenants. Returns
@@ -79,6 +80,32 @@ on_every_store! {
         assert!(findings.len() == 1 && findings[0].description.ends_with("prompt_prefix"), "{findings:?}");
         assert!(test.tenure.repair(&findings[0]).await.unwrap());
         assert_eq!(test.tenure.head(&admin(), &id("x")).await.unwrap().prompt_prefix, correct.prompt_prefix);
+    }
+
+    /// Commits without words leave a session that is not in the message index.
+    async fn an_incomplete_message_index_is_completed(test: &mut TestTenure) {
+        create_sessions(test).await;
+        // JSONL and memory build the index when it is first used.
+        let index = test.tenure.store().message_index().unwrap();
+        let query = MessageQuery {
+            rules: test.tenure.word_rules(),
+            tenant: ada().tenant,
+            user: None,
+            words: vec![IndexWord { text: "zanzibar".to_owned(), is_prefix: false }],
+            limit: 9,
+        };
+        index.find(&query).await.unwrap();
+        while test.tenure.maintain_message_index(1).await.unwrap() {}
+        assert_eq!(findings_of(test).await, [""; 0]);
+        assert_eq!(index.find(&query).await.unwrap(), MessageMatches::Found(Vec::new()));
+        append_message(&**test.tenure.store(), &ada().key(&id("x")), "in Zanzibar").await.unwrap();
+        assert_eq!(index.find(&query).await.unwrap(), MessageMatches::Unindexed);
+        let findings = findings_of(test).await;
+        assert!(findings.len() == 1 && has_finding(&findings, &["message index", "/x", "repair completes"]), "{findings:?}");
+        let report = test.tenure.repair_all(|_| ()).await.unwrap();
+        assert_eq!((report.repaired.len(), report.remaining), (1, vec![]));
+        let MessageMatches::Found(found) = index.find(&query).await.unwrap() else { panic!("it is complete") };
+        assert_eq!(found.iter().map(|m| m.session.as_str()).collect::<Vec<_>>(), ["x"]);
     }
 
     async fn a_wrong_head_is_repaired(test: &mut TestTenure) {
@@ -238,7 +265,7 @@ async fn damage_below_the_rows_is_found_on_sqlite() {
     assert_eq!(test.tenure.repair_all(|_| ()).await.unwrap().remaining, []);
 
     db().execute_batch(
-        "INSERT INTO record SELECT record_key + 50, at, checksum, entry FROM record WHERE record_key & 0xffffffff = 2",
+        "INSERT INTO record SELECT record_key + 50, at, checksum, NULL, NULL, entry FROM record WHERE record_key & 0xffffffff = 2",
     )
     .unwrap();
     assert!(has_finding(&findings_of(&test).await, &["acme/y", "1 records are outside the range of its log"]));

@@ -127,6 +127,8 @@ pub(super) async fn remove(connection: &PgConnection, orphans: &[Orphan]) -> Res
                     WHERE h.tenant = $1 AND h.session = $2 ON CONFLICT DO NOTHING";
                 query_rows(connection, sql, &session_params).await?;
             }
+            // The words are in the rows of the records.
+            Orphan::IndexedMessages => {}
             Orphan::Items(tenant, session) => {
                 let owner = Owner::Session(session.clone()).to_string();
                 let sql = "DELETE FROM tenure_item WHERE tenant = $1 AND owner = $2

@@ -9,6 +9,7 @@ use crate::store::contract::Commit;
 use crate::store::item::{Item, Owner};
 use crate::store::postgres::connection::{Param, PgConnection};
 use crate::store::postgres::failure::FailureKind;
+use crate::store::postgres::messages::WordColumns;
 use crate::store::postgres::row::{count_to_i64, micros};
 use crate::types::entry::Record;
 use crate::types::error::{Error, Result};
@@ -23,6 +24,8 @@ pub(super) struct Statements {
     create: String,
     append_with_data: String,
     create_with_data: String,
+    rewind: String,
+    rewind_with_data: String,
 }
 
 // Compare-and-set on log end, log hash and creation time: no row is returned if one of them
@@ -48,10 +51,33 @@ const INSERT_HEAD: &str = r#"WITH parent AS (
     RETURNING 1
 )"#;
 
+// The words of messages are stored if the index has words of the same rules.
 const INSERT_RECORDS: &str = ", inserted_record AS (
-    INSERT INTO tenure_record (tenant, session, seq, at, checksum, entry)
-    SELECT $1, $2, r.seq, r.at, r.checksum, r.entry
-    FROM head, unnest($21, $22, $23, $24) AS r (seq, at, checksum, entry)
+    INSERT INTO tenure_record (tenant, session, seq, at, checksum, entry, position, words)
+    SELECT $1, $2, r.seq, r.at, r.checksum, r.entry, CASE WHEN i.is_same THEN r.position END,
+        CASE WHEN i.is_same THEN r.words::int[] END
+    FROM head, (SELECT coalesce(rules = $31, $31 IS NOT NULL) AS is_same FROM tenure_message_index) i,
+        unnest($21, $22, $23, $24, $29, $30) AS r (seq, at, checksum, entry, position, words)
+)";
+
+// The first words determine the rules of the index. Records without words, or with words of other rules, make it
+// incomplete. Otherwise the row is only read.
+const UPDATE_MESSAGE_INDEX: &str = ", message_index AS (
+    UPDATE tenure_message_index i SET rules = coalesce(i.rules, $31),
+        from_tenant = CASE WHEN i.rules IS NULL AND $31 IS NOT NULL THEN i.from_tenant ELSE $1 END,
+        from_session = CASE WHEN i.rules IS NULL AND $31 IS NOT NULL THEN i.from_session ELSE $2 END,
+        after_key = i.rules IS NULL AND $31 IS NOT NULL AND i.after_key
+    FROM head
+    WHERE cardinality($21) > 0 AND CASE WHEN i.rules IS NULL AND $31 IS NOT NULL THEN true
+        ELSE (i.rules = $31) IS NOT TRUE AND NOT coalesce(($1, $2) >= (i.from_tenant, i.from_session)
+            AND NOT (i.after_key AND i.from_tenant = $1 AND i.from_session = $2), false) END
+)";
+
+// Removes what a rewind discards from the message index, except what forks show.
+const DISCARD_MESSAGES: &str = ", discarded_message AS (
+    UPDATE tenure_record r SET position = NULL, words = NULL FROM head
+    WHERE r.tenant = $1 AND r.session = $2 AND r.words IS NOT NULL AND r.seq > greatest($32,
+        (SELECT max(parent_seq) FROM tenure_head f WHERE f.tenant = $1 AND f.parent = $2))
 )";
 
 const SELECT_OUTCOME: &str = " SELECT 1 FROM head";
@@ -61,26 +87,31 @@ impl Statements {
         let items_and_blobs = format!(
             ", item AS (
     INSERT INTO tenure_item ({ITEM_COLUMNS})
-    SELECT $1, $29, i.namespace, i.key, i.value, i.text, array_to_tsvector(string_to_array(i.words, ' ')), i.created_at,
+    SELECT $1, $33, i.namespace, i.key, i.value, i.text, array_to_tsvector(string_to_array(i.words, ' ')), i.created_at,
         i.used_at, i.uses, i.expires_at
-    FROM head, unnest($30, $31, $32, $33, $34, $35, $36, $37, $38)
+    FROM head, unnest($34, $35, $36, $37, $38, $39, $40, $41, $42)
         AS i (namespace, key, value, text, words, created_at, used_at, uses, expires_at)
     {ITEM_REPLACE}
 ), blob AS (
     INSERT INTO tenure_blob (tenant, id, bytes)
-    SELECT $1, b.id, b.bytes FROM head, unnest($39, $40) AS b (id, bytes)
+    SELECT $1, b.id, b.bytes FROM head, unnest($43, $44) AS b (id, bytes)
     ON CONFLICT DO NOTHING
 ), blob_ref AS (
     INSERT INTO tenure_blob_ref (tenant, session, blob_id, first_seq)
-    SELECT $1, $2, b.id, $41 FROM head, unnest($39) AS b (id)
+    SELECT $1, $2, b.id, $45 FROM head, unnest($43) AS b (id)
     ON CONFLICT DO NOTHING
 )"
         );
+        let compose = |head: &str, discard: &str, data: &str| {
+            [head, discard, INSERT_RECORDS, UPDATE_MESSAGE_INDEX, data, SELECT_OUTCOME].concat()
+        };
         Self {
-            append: [UPDATE_HEAD, INSERT_RECORDS, SELECT_OUTCOME].concat(),
-            create: [INSERT_HEAD, INSERT_RECORDS, SELECT_OUTCOME].concat(),
-            append_with_data: [UPDATE_HEAD, INSERT_RECORDS, &items_and_blobs, SELECT_OUTCOME].concat(),
-            create_with_data: [INSERT_HEAD, INSERT_RECORDS, &items_and_blobs, SELECT_OUTCOME].concat(),
+            append: compose(UPDATE_HEAD, "", ""),
+            create: compose(INSERT_HEAD, "", ""),
+            append_with_data: compose(UPDATE_HEAD, "", &items_and_blobs),
+            create_with_data: compose(INSERT_HEAD, "", &items_and_blobs),
+            rewind: compose(UPDATE_HEAD, DISCARD_MESSAGES, ""),
+            rewind_with_data: compose(UPDATE_HEAD, DISCARD_MESSAGES, &items_and_blobs),
         }
     }
 }
@@ -93,7 +124,10 @@ pub(super) async fn commit(connection: &PgConnection, statements: &Statements, c
     commit.check()?;
     let bound = BoundCommit::new(commit)?;
     let params = bound.params();
+    let is_rewind = bound.words.discarded_after.is_some();
     let statement = match (commit.base, commit.items.is_empty() && commit.blobs.is_empty()) {
+        (Some(_), true) if is_rewind => &statements.rewind,
+        (Some(_), false) if is_rewind => &statements.rewind_with_data,
         (Some(_), true) => &statements.append,
         (None, true) => &statements.create,
         (Some(_), false) => &statements.append_with_data,
@@ -169,6 +203,7 @@ struct BoundCommit<'a> {
     times: Vec<i64>,
     checksums: Vec<i32>,
     entries: Vec<String>,
+    words: WordColumns,
     owner: String,
     items: ItemColumns<'a>,
     blob_ids: Vec<&'a [u8]>,
@@ -233,6 +268,7 @@ impl<'a> BoundCommit<'a> {
             times: commit.records.iter().map(|r| micros(r.at)).collect(),
             checksums: commit.records.iter().zip(&entries).map(checksum).collect(),
             entries,
+            words: WordColumns::new(commit),
             items: ItemColumns::new(&owner, &commit.items)?,
             owner,
             blob_ids: blobs.keys().copied().collect(),
@@ -271,6 +307,10 @@ impl<'a> BoundCommit<'a> {
             (&self.match_keys, Type::INT8_ARRAY),
             (&self.log_hash, Type::INT8),
             (&self.base_log_hash, Type::INT8),
+            (&self.words.positions, Type::INT4_ARRAY),
+            (&self.words.words, Type::TEXT_ARRAY),
+            (&self.words.rules, Type::INT8),
+            (&self.words.discarded_after, Type::INT8),
         ];
         if !self.commit.items.is_empty() || !self.commit.blobs.is_empty() {
             let items = &self.items;

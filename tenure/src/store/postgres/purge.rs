@@ -5,6 +5,7 @@
 use crate::store::item::Owner;
 use crate::store::postgres::connection::{MAINTENANCE_TIMEOUT, Param, PgConnection};
 use crate::store::postgres::failure::FailureKind;
+use crate::store::postgres::messages;
 use crate::types::error::{Error, Result};
 use crate::types::id::{Seq, SessionKey};
 use jiff::Timestamp;
@@ -118,6 +119,7 @@ impl PurgeStep<'_> {
             let inherited: [Param<'_>; 2] = [(&inheriting_fork, Type::TEXT), (&fork_point, Type::INT8)];
             let sql = "UPDATE tenure_record SET session = $3 WHERE tenant = $1 AND session = $2 AND seq <= $4";
             self.run(sql, &inherited).await?;
+            self.run(&messages::mark_inherited(), &inherited[..1]).await?;
             let sql = "INSERT INTO tenure_blob_ref (tenant, session, blob_id, first_seq)
                 SELECT tenant, $3, blob_id, first_seq FROM tenure_blob_ref
                 WHERE tenant = $1 AND session = $2 AND first_seq <= $4

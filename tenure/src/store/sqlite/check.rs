@@ -3,7 +3,7 @@
 //! Invariant: data that a session may still need are never removed, even if that session has lost
 //! its head.
 
-use super::items;
+use super::{items, messages};
 use crate::store::finding::{Finding, MAX_FINDINGS, Orphan, Remedy};
 use crate::store::item::Owner;
 use crate::store::sqlite::database::Database;
@@ -22,7 +22,7 @@ const RESTORE_ADVICE: &str = "restore the session from a backup, or purge it";
 type RowCheck = (&'static str, fn(&Database, &Row<'_>) -> StoreResult<Finding>);
 
 /// The checks that do not depend on each other, in the order of their findings.
-const CHECKS: [RowCheck; 8] = [
+const CHECKS: [RowCheck; 9] = [
     (INVALID_HEADS, invalid_head),
     (MISMATCHED_IDENTITY, mismatched_identity),
     (MISMATCHED_COLUMNS, mismatched_columns),
@@ -31,6 +31,7 @@ const CHECKS: [RowCheck; 8] = [
     (UNREFERENCED_BLOBS, unreferenced_blob),
     (DANGLING_BLOB_REFERENCES, dangling_blob_references),
     (MISMATCHED_LABELS, mismatched_labels),
+    (UNUSED_MESSAGE_NUMBERS, unused_message_numbers),
 ];
 
 /// Runs all checks and returns the findings.
@@ -113,6 +114,12 @@ fn mismatched_labels(file: &Database, row: &Row<'_>) -> StoreResult<Finding> {
     let location = format!("{file}, tenant {tenant}, head {head}");
     let problem = "the label index differs from the session's labels: filters return wrong results";
     Ok(Finding::orphan(location, problem, Orphan::Labels(tenant, head)))
+}
+
+fn unused_message_numbers(file: &Database, row: &Row<'_>) -> StoreResult<Finding> {
+    let count: i64 = row.get(0)?;
+    let problem = format!("{count} entries belong to no message");
+    Ok(Finding::orphan(format!("{file}, message index"), problem, Orphan::IndexedMessages))
 }
 
 fn orphaned_items(file: &Database, row: &Row<'_>) -> StoreResult<Finding> {
@@ -216,6 +223,11 @@ const MISMATCHED_LABELS: &str = "
         WHERE l.value = x.label)
     LIMIT ?1";
 
+// Entries of the message index without a message.
+const UNUSED_MESSAGE_NUMBERS: &str = "
+    SELECT count(*) FROM (SELECT doc FROM message_recent UNION ALL SELECT id FROM message_words_docsize)
+    WHERE doc NOT IN (SELECT doc FROM record WHERE doc IS NOT NULL) HAVING count(*) > 0 LIMIT ?1";
+
 // Items of sessions that do not exist.
 const ORPHANED_ITEMS: &str = "
     SELECT DISTINCT tenant, substr(owner, 9) FROM item i WHERE owner GLOB 'session/*'
@@ -263,6 +275,7 @@ pub(super) fn remove(conn: &Connection, orphans: &[Orphan]) -> StoreResult<()> {
                     ON CONFLICT DO NOTHING";
                 conn.execute(sql, session_params)?;
             }
+            Orphan::IndexedMessages => messages::remove_unused(conn)?,
             Orphan::Items(tenant, session) => {
                 let has_headless_records = match has_headless_records {
                     Some(known) => known,

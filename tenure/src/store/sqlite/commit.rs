@@ -1,6 +1,7 @@
 //! Commits: a commit is serialized into rows on the caller's side, so that the writer only binds
 //! and executes statements.
 
+use super::messages::{self, AddedMessages, MessageRows};
 use super::{heads, items};
 use crate::store::contract::Commit;
 use crate::store::item::{Item, Owner};
@@ -11,7 +12,7 @@ use crate::types::digest::VisibleHash;
 use crate::types::entry::Record;
 use crate::types::error::{Error, Result};
 use crate::types::head::{Head, LogEnd};
-use crate::types::id::{Seq, SessionId, Tenant, User};
+use crate::types::id::{Seq, SessionId, SessionKey, Tenant, User};
 use crate::types::log_hash::LogHash;
 use crate::types::status::Status;
 use rusqlite::{Connection, OptionalExtension, named_params, params};
@@ -69,6 +70,7 @@ pub(super) struct CommitRows {
     records: Vec<RecordRow>,
     items: Vec<(String, Item)>,
     blobs: Vec<Blob>,
+    messages: Option<MessageRows>,
 }
 
 /// A record, serialized with its checksum.
@@ -154,11 +156,13 @@ impl CommitRows {
             records: commit.records.iter().map(RecordRow::new).collect(),
             items: commit.items.clone(),
             blobs: commit.blobs.clone(),
+            messages: commit.message_index.as_ref().map(|update| MessageRows::new(head, update)),
         })
     }
 
-    /// Executes the commit in the current transaction.
-    pub fn apply(&self, conn: &Connection, file: &Database) -> StoreResult<()> {
+    /// Executes the commit in the current transaction. Returns the number of messages that wait to be moved
+    /// within the message index.
+    pub fn apply(&self, conn: &Connection, file: &Database) -> StoreResult<usize> {
         let id = match self.base {
             Some(base) => self.update_head(conn, file, base)?,
             None => self.insert_head(conn)?,
@@ -167,10 +171,13 @@ impl CommitRows {
             let subject = format!("session {} with {} records", self.session, self.seq);
             return Err(Error::TooLarge { subject, limit: "sqlite_records", max: MAX_RECORDS }.into());
         }
-        let mut insert =
-            conn.prepare_cached("INSERT INTO record (record_key, at, checksum, entry) VALUES (?1, ?2, ?3, ?4)")?;
+        let mut added = self.index_messages(conn, id)?;
+        let mut insert = conn.prepare_cached(
+            "INSERT INTO record (record_key, at, checksum, doc, position, entry) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+        )?;
         for row in &self.records {
-            insert.execute(params![record_key(id, row.seq), row.at, row.checksum, row.entry])?;
+            let (doc, position) = added.number_of(row.seq);
+            insert.execute(params![record_key(id, row.seq), row.at, row.checksum, doc, position, row.entry])?;
         }
         for blob in &self.blobs {
             self.store_blob(conn, id, blob)?;
@@ -179,7 +186,23 @@ impl CommitRows {
         for (namespace, item) in &self.items {
             items::upsert(conn, &self.tenant, &owner, namespace, item)?;
         }
-        Ok(())
+        Ok(added.recent)
+    }
+
+    /// Changes the message index, before the records are inserted.
+    fn index_messages(&self, conn: &Connection, id: i64) -> StoreResult<AddedMessages> {
+        if self.records.is_empty() {
+            return Ok(AddedMessages::default());
+        }
+        let key = SessionKey { tenant: self.tenant.clone(), session: self.session.clone() };
+        let added = match &self.messages {
+            Some(messages) => messages.apply(conn, id, &key)?,
+            None => None,
+        };
+        match added {
+            Some(added) => Ok(added),
+            None => messages::mark_unindexed(conn, &key).map(|()| AddedMessages::default()),
+        }
     }
 
     /// Updates the head, if the stored log ends at `base` ([`Error::Conflict`] otherwise). Returns

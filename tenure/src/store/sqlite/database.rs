@@ -8,6 +8,7 @@ use crate::home::expand_home;
 use crate::private_files;
 use crate::store::contract::FORMAT;
 use crate::store::sqlite::fault::{StoreFault, StoreResult};
+use crate::store::sqlite::messages;
 use crate::types::error::{Error, Result};
 use crate::types::error_source::ErrorSource;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, ffi};
@@ -238,6 +239,7 @@ impl Database {
     /// separate two pages of its index.
     fn rewrite(&self, conn: &Connection) -> rusqlite::Result<()> {
         conn.execute_batch("INSERT INTO item_text (item_text) VALUES ('rebuild')")?;
+        messages::compact_all(conn)?;
         // The copy that VACUUM makes contains none of the traces, but may not fit into memory.
         let outcome = conn.execute_batch("PRAGMA temp_store = FILE; VACUUM;");
         outcome.and(conn.execute_batch("PRAGMA temp_store = MEMORY;"))

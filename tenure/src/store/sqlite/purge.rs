@@ -3,7 +3,7 @@
 //! Invariant: what a fork of the purged session shows does not change (D-001).
 
 use super::commit::{record_key, remove_match_keys};
-use super::{heads, items};
+use super::{heads, items, messages};
 use crate::store::item::Owner;
 use crate::store::sqlite::database::Database;
 use crate::store::sqlite::fault::StoreResult;
@@ -38,6 +38,7 @@ pub(super) fn purge(
         let purged = heads::decode(file, &key.tenant, &key.session, &head_json)?;
         transfer_to_forks(conn, id, &purged, forks)?;
     }
+    messages::remove(conn, id, 0, Seq::MAX)?;
     conn.prepare_cached("DELETE FROM record WHERE record_key > ?1 AND record_key <= ?2")?
         .execute([record_key(id, 0), record_key(id, Seq::MAX)])?;
     conn.prepare_cached(
@@ -81,6 +82,7 @@ fn transfer_to_forks(conn: &Connection, id: i64, purged: &Head, mut forks: Vec<(
     let new_parent = match inheriting_fork {
         Some((inheriting_id, inheriting_fork)) => {
             move_records(conn, id, inheriting_id, last_inherited)?;
+            messages::inherit(conn, &inheriting_fork.key(), inheriting_fork.user == purged.user)?;
             let inheriting_fork = Head { first: purged.first, parent: purged.parent.clone(), ..inheriting_fork };
             update_lineage(conn, inheriting_id, &inheriting_fork)?;
             Some(inheriting_fork.info.session_id)

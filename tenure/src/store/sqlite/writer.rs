@@ -102,10 +102,15 @@ impl Writer {
     /// in a crash.
     pub fn submit_unsynced(&self, mut work: impl FnMut(&Connection, &Database) -> StoreResult<()> + Send + 'static) {
         let pending_use = self.pending_uses.clone();
-        let work = move |conn: &Connection, file: &Database| {
+        self.submit_background(move |conn: &Connection, file: &Database| {
             let _ = &pending_use;
             work(conn, file)
-        };
+        });
+    }
+
+    /// Submits work that no read depends on, without waiting for it. It is dropped if the queue is full,
+    /// and may be lost in a crash.
+    pub fn submit_background(&self, work: impl FnMut(&Connection, &Database) -> StoreResult<()> + Send + 'static) {
         let job = WriteJob::Shared(Box::new(WriteTask::new(
             WriteDurability::MayBeLost,
             WritePurpose::Store,

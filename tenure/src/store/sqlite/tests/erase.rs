@@ -2,6 +2,7 @@
 
 use super::super::items;
 use super::*;
+use crate::store::message_index::{IndexedMessage, MessageIndex, MessageIndexUpdate, WordRules};
 use crate::types::blob::{Blob, BlobId};
 use std::collections::HashSet;
 use std::path::Path;
@@ -46,6 +47,10 @@ async fn fill(store: &SqliteStore, seed: u64) -> [Vec<String>; 2] {
             logs[index].push_user_message(text);
         }
         let mut commit = logs[index].commit();
+        let first = commit.head.seq + 1 - texts.len() as u64;
+        let message = |(seq, word): (u64, &String)| IndexedMessage { seq, position: 0, words: vec![word.clone()] };
+        let added = (first..).zip(&new_words).map(message).collect();
+        commit.message_index = Some(MessageIndexUpdate { rules: WordRules(1), added, discarded_after: None });
         let bytes = texts[rng.below(10)].as_bytes();
         commit.blobs.push(Blob { id: BlobId::of(bytes), bytes: bytes.into() });
         commit.items.push(("cache".to_owned(), item(&new_words[0], &texts[0])));
@@ -68,6 +73,33 @@ async fn no_byte_of_deleted_data_remains() {
         let remaining = words.each_ref().map(|words| count_remaining(test_store.directory.path(), words));
         assert_eq!(remaining, [0, words[1].len()], "seed {seed}");
     }
+}
+
+/// The words that are in the FTS5 table of the message index or in the table of the newest messages.
+fn indexed_words(sql: &Connection) -> HashSet<String> {
+    sql.execute_batch("CREATE VIRTUAL TABLE IF NOT EXISTS temp.vocabulary USING fts5vocab(main, message_words, row)")
+        .unwrap();
+    let all = "SELECT substr(term, 13) FROM vocabulary WHERE length(term) > 12 UNION SELECT words FROM message_recent";
+    let mut statement = sql.prepare(all).unwrap();
+    let words = statement.query_map([], |r| r.get::<_, String>(0)).unwrap();
+    words.collect::<Result<_, _>>().unwrap()
+}
+
+#[tokio::test]
+async fn the_message_index_keeps_no_words_of_purged_sessions() {
+    let test_store = TestStore::new().await;
+    let words = fill(&test_store.store, 3).await.map(HashSet::from_iter);
+    assert_eq!(indexed_words(&test_store.sql()), &words[0] | &words[1]);
+    for n in (0..SESSIONS).step_by(2) {
+        test_store.store.purge(&key(&format!("s{n}"))).await.unwrap();
+    }
+    let mut steps = 0;
+    while test_store.store.compact().await.unwrap() {
+        steps += 1;
+    }
+    assert!(steps > 0, "there was something to remove");
+    assert_eq!(indexed_words(&test_store.sql()), words[1]);
+    assert!(!test_store.store.compact().await.unwrap());
 }
 
 /// Each page of the full-text index contains words of many items.

@@ -217,7 +217,7 @@ async fn a_rejected_commit_does_not_affect_the_others() {
     }
     // A stray record where the third session will write: detected only after its head has been
     // written.
-    let stray = "INSERT INTO record SELECT (id << 32) + 3, 0, 0, '' FROM head WHERE session = 's2'";
+    let stray = "INSERT INTO record SELECT (id << 32) + 3, 0, 0, NULL, NULL, '' FROM head WHERE session = 's2'";
     assert_eq!(sql.execute(stray, []).unwrap(), 1);
 
     let good = logs[0].push_user_message("good").commit();
