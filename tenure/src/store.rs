@@ -52,7 +52,7 @@ pub use jsonl::JsonlStore;
 pub use memory::MemoryStore;
 pub use message_index::{
     IndexWord, IndexedMessage, MessageIndex, MessageIndexUpdate, MessageLocation, MessageMatches, MessageQuery,
-    SessionIndexPart, WordRules,
+    SessionIndexPart, TITLE_POSITION, WordRules,
 };
 pub use open::{format, open, redacted};
 #[cfg(feature = "postgres")]

@@ -8,7 +8,7 @@ use crate::rules::message_words::{
 use crate::rules::redaction::Redaction;
 use crate::store::contract::Commit;
 use crate::store::message_index::{
-    IndexWord, IndexedMessage, MessageIndex, MessageIndexUpdate, MessageMatches, MessageQuery,
+    IndexWord, IndexedMessage, MessageIndex, MessageIndexUpdate, MessageMatches, MessageQuery, TITLE_POSITION,
 };
 use crate::types::entry::{Entry, Record};
 use crate::types::error::{Error, Result};
@@ -65,7 +65,7 @@ impl Engine {
     pub fn title_words(&self, records: &[Record], current: Option<&str>) -> Vec<IndexedMessage> {
         let entry = |record: &Record| {
             let title = self.options().redaction.apply(indexed_title(record, current)?).0.into_owned();
-            Some(IndexedMessage { seq: record.seq, position: 0, words: indexed_words(&title) })
+            Some(IndexedMessage { seq: record.seq, position: TITLE_POSITION, words: indexed_words(&title) })
         };
         records.iter().filter_map(entry).collect()
     }

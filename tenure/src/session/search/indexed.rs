@@ -3,7 +3,7 @@
 use crate::session::search::cursor::ScanPosition;
 use crate::session::search::page::{PageBuilder, SearchCandidate};
 use crate::session::search::request::MessageHit;
-use crate::store::message_index::{MessageLocation, MessageMatches};
+use crate::store::message_index::{MessageLocation, MessageMatches, TITLE_POSITION};
 use crate::store::query::{OwnerFilter, RecordRange, SessionCursor, SessionQuery};
 use crate::store::shown::RecordLocation;
 use crate::tenure::Tenure;
@@ -28,7 +28,7 @@ const MAX_READ_AHEAD: usize = 32;
 pub(super) struct Candidates {
     /// The sessions, last active first.
     sessions: Vec<SessionCursor>,
-    /// Of each session, the records, newest first: messages, and those that have set the title.
+    /// Of each session, the messages, newest first; none if only its title is a candidate.
     messages: HashMap<SessionId, Vec<MessageLocation>>,
 }
 
@@ -63,7 +63,10 @@ impl Tenure {
         let mut messages: HashMap<SessionId, Vec<MessageLocation>> = HashMap::new();
         for shown in shown {
             let location = &found[shown.record];
-            messages.entry(shown.session.clone()).or_default().push(location.clone());
+            let of_session = messages.entry(shown.session.clone()).or_default();
+            if location.position != TITLE_POSITION {
+                of_session.push(location.clone());
+            }
             let position = SessionCursor { active_at: shown.active_at, session: shown.session };
             sessions.insert(Reverse(position), ());
         }
