@@ -101,9 +101,9 @@ impl From<SearchPage> for MatchList {
 /// Search messages and titles
 ///
 /// Searches messages, tool calls and titles. Results are ordered by the session's last activity, within a session newest message first; with
-/// `sort=relevance` the best of the newest 1,000 come first. All words must occur in one message, ignoring case and accents; `"words in quotes"` match a phrase, `begin*` a prefix. Discarded messages and
-/// redacted text are not found. A page ends after `limit` matches or at a scan limit: continue with `next_cursor` until it is `null`. The other
-/// parameters select sessions, as in `GET /sessions`.
+/// `sort=relevance` the best of the newest 1,000 come first. All words must occur in one message, ignoring case and accents; `"words in
+/// quotes"` match a phrase, `begin*` a prefix. Discarded messages and redacted text are not found. A page ends after `limit` matches or at a
+/// scan limit: continue with `next_cursor` until it is `null`. The other parameters select sessions, as in `GET /sessions`.
 #[utoipa::path(
     get, path = "/search", tag = "sessions", operation_id = "search_sessions",
     params(
