@@ -5,6 +5,7 @@ pub(crate) mod cache;
 pub(crate) mod core;
 pub(crate) mod hooks;
 pub(crate) mod idempotency;
+pub(crate) mod index_build;
 pub(crate) mod list;
 pub(crate) mod live_count;
 pub(crate) mod log;

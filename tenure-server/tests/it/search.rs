@@ -85,7 +85,10 @@ async fn the_best_matches_can_come_first() {
     assert_eq!(ids("/search?q=ferry&sort=time").await, ["c", "b", "a"]);
     assert_eq!(ids("/search?q=ferry&sort=relevance").await, ["c", "a", "b"]);
     let first = api.get("/search?q=ferry&sort=relevance&limit=2").await.expect_status(200);
-    assert_eq!((each_field(&first, "session_id"), &first["cut"]), (vec!["c".to_owned(), "a".to_owned()], &json!(false)));
+    assert_eq!(
+        (each_field(&first, "session_id"), &first["cut"]),
+        (vec!["c".to_owned(), "a".to_owned()], &json!(false))
+    );
     let next = format!("/search?q=ferry&sort=relevance&limit=2&cursor={}", first["next_cursor"].as_str().unwrap());
     let last = api.get(&next).await.expect_status(200);
     assert_eq!((each_field(&last, "session_id"), &last["next_cursor"]), (vec!["b".to_owned()], &Value::Null));

@@ -109,7 +109,7 @@ impl Tenure {
             Remedy::Advice(_) => return Ok(false),
             Remedy::Remove(orphan) => drop(self.store().check(std::slice::from_ref(orphan)).await?),
             Remedy::RebuildHead(key) => self.rebuild_head(key).await?,
-            Remedy::IndexSession(key) => drop(self.index_session(key).await?),
+            Remedy::IndexSession(key) => drop(self.engine.index_session(key).await?),
             Remedy::CompleteMessageIndex => while self.maintain_message_index(INDEX_STEP).await? {},
         }
         Ok(true)
@@ -205,7 +205,7 @@ impl Examination<'_> {
     /// be in the index: a fork that no longer exists has shown them. So are the records that set titles.
     async fn check_indexed(&self, head: &Head, log: &[Record]) -> Result<Option<Finding>> {
         let Some(index) = self.tenure.engine.message_index().filter(|_| self.is_indexed) else { return Ok(None) };
-        let shown: BTreeSet<_> = self.tenure.shown_messages(head).await?.into_iter().collect();
+        let shown: BTreeSet<_> = self.tenure.engine.shown_messages(head).await?.into_iter().collect();
         let indexed: BTreeSet<_> = index.indexed(&head.key()).await?.into_iter().collect();
         let has_words = |seq: Seq| {
             let found = log.binary_search_by_key(&seq, |record| record.seq);

@@ -4,11 +4,9 @@
 //! number of bytes. A removed document keeps its number until its tenant's postings are compacted.
 
 use crate::store::contract::Commit;
-use crate::store::mem_index::MemIndex;
 use crate::store::message_index::{
     IndexWord, IndexedMessage, MessageLocation, MessageMatches, MessageQuery, SessionIndexPart, WordRules,
 };
-use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Seq, SessionId, SessionKey, Tenant, User};
 use std::collections::{BTreeMap, HashMap};
@@ -70,62 +68,6 @@ struct Document {
 struct Postings {
     bytes: Vec<u8>,
     last: u32,
-}
-
-impl MemIndex {
-    /// Applies the update of the message index in a commit.
-    pub fn index_messages(&mut self, commit: &Commit) {
-        let key = commit.head.key();
-        let forks = self.children.get(&key).into_iter().flatten();
-        let fork_points = forks.filter_map(|session| {
-            let fork = self.heads.get(&SessionKey { tenant: key.tenant.clone(), session: session.clone() })?;
-            Some(fork.parent.as_ref()?.seq)
-        });
-        let inherited = fork_points.max().unwrap_or_default();
-        self.messages.apply(commit, &commit.head.user, inherited);
-    }
-
-    /// Moves the messages up to a record to the fork that inherits them.
-    pub fn inherit_messages(&mut self, from: &SessionKey, fork: &Head, last: Seq) {
-        self.messages.inherit(from, fork, last);
-    }
-
-    /// Returns whether the message index was used.
-    pub fn uses_message_index(&self) -> bool {
-        self.messages.is_used()
-    }
-
-    /// Finds messages by their words.
-    pub fn find_messages(&mut self, query: &MessageQuery) -> MessageMatches {
-        self.messages.find(query)
-    }
-
-    /// Lists the messages of a session in the message index.
-    pub fn indexed_messages(&self, key: &SessionKey) -> Vec<(Seq, usize)> {
-        self.messages.indexed(key)
-    }
-
-    /// Returns the first session that is not in the message index.
-    pub fn next_unindexed(&mut self, rules: WordRules) -> Option<SessionKey> {
-        let heads = &self.heads;
-        self.messages.next_unindexed(rules, |from| first_key(heads, from))
-    }
-
-    /// Replaces a part of a session in the message index.
-    pub fn replace_messages(&mut self, part: &SessionIndexPart) -> Result<()> {
-        let Some(head) = self.heads.get(&part.key) else { return Ok(()) };
-        if head.end() != part.end {
-            return Err(Error::Conflict { session_id: part.key.session.clone(), expected: part.end.seq });
-        }
-        let heads = &self.heads;
-        self.messages.replace(part, &head.user, |from| first_key(heads, from));
-        Ok(())
-    }
-}
-
-/// Returns the first key in a range that is not bounded above.
-fn first_key(heads: &BTreeMap<SessionKey, Head>, from: Bound<&SessionKey>) -> Option<SessionKey> {
-    heads.range((from, Bound::Unbounded)).next().map(|(key, _)| key.clone())
 }
 
 impl MemMessages {
@@ -230,7 +172,7 @@ impl MemMessages {
     }
 
     /// Returns whether the index was used.
-    fn is_used(&self) -> bool {
+    pub fn is_used(&self) -> bool {
         self.coverage != Coverage::Unused
     }
 

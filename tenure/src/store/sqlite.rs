@@ -14,6 +14,7 @@ mod items;
 mod messages;
 mod purge;
 mod readers;
+mod record_key;
 mod records;
 mod shown;
 mod snapshot;

@@ -69,11 +69,15 @@ fn short_hash(parts: &[&[u8]]) -> i32 {
 const IS_UNINDEXED: &str = "coalesce(($1, $2) >= (from_tenant, from_session)
     AND NOT (after_key AND from_tenant = $1 AND from_session = $2), false)";
 
+// The key is a subquery, so that the sessions are read in the order of the primary key, and only up to the
+// first one.
 const FIRST_UNINDEXED: &str = "
-    SELECT h.tenant, h.session FROM tenure_message_index i, tenure_head h
-    WHERE (h.tenant, h.session) >= (i.from_tenant, i.from_session)
-        AND NOT (i.after_key AND h.tenant = i.from_tenant AND h.session = i.from_session)
-    ORDER BY h.tenant, h.session LIMIT 1";
+    SELECT tenant, session FROM tenure_head
+    WHERE (tenant, session) >=
+        ((SELECT from_tenant FROM tenure_message_index), (SELECT from_session FROM tenure_message_index))
+        AND NOT EXISTS (SELECT 1 FROM tenure_message_index i
+            WHERE i.after_key AND i.from_tenant = tenure_head.tenant AND i.from_session = tenure_head.session)
+    ORDER BY tenant, session LIMIT 1";
 
 // The messages with the words are selected first: another plan could read all messages of the tenant.
 const FIND: &str = "

@@ -2,6 +2,7 @@
 //! and executes statements.
 
 use super::messages::{self, AddedMessages, MessageRows};
+use super::record_key::{MAX_RECORDS, record_key};
 use super::{heads, items};
 use crate::store::contract::Commit;
 use crate::store::item::{Item, Owner};
@@ -19,15 +20,6 @@ use rusqlite::{Connection, OptionalExtension, named_params, params};
 
 /// Maximum number of sessions in one file.
 const MAX_SESSIONS: u64 = (1 << 31) - 1;
-
-/// Maximum number of records in one session.
-const MAX_RECORDS: u64 = (1 << 32) - 1;
-
-/// The primary key of a record: session id and sequence number in one integer. `seq` 0 is the
-/// position before the first record.
-pub(super) fn record_key(id: i64, seq: Seq) -> i64 {
-    id << 32 | seq.min(MAX_RECORDS) as i64
-}
 
 /// Removes the match keys of a session from the index.
 pub(super) fn remove_match_keys(conn: &Connection, tenant: &str, id: i64, match_keys_hex: &str) -> StoreResult<()> {

@@ -5,7 +5,7 @@
 //! search reads both. Invariant: the record of a message in the index has its number (`record.doc`), and
 //! every number is in exactly one of the two tables.
 
-use super::commit::record_key;
+use super::record_key::record_key;
 use crate::store::message_index::{
     IndexWord, IndexedMessage, MessageIndexUpdate, MessageLocation, MessageMatches, MessageQuery, SessionIndexPart,
     WordRules,
@@ -328,11 +328,17 @@ pub(super) fn is_complete(conn: &Connection, rules: WordRules) -> StoreResult<bo
     Ok(conn.prepare_cached(sql)?.query_row([rules.0.cast_signed()], |r| r.get(0))?)
 }
 
+// The key is a subquery, so that the sessions are read in the order of an index, and only up to the first one.
+const FIRST_UNINDEXED: &str = "
+    SELECT tenant, session FROM head
+    WHERE (tenant, session) >= (SELECT from_tenant, from_session FROM message_index)
+        AND NOT ((SELECT after_key FROM message_index)
+            AND (tenant, session) = (SELECT from_tenant, from_session FROM message_index))
+    ORDER BY tenant, session LIMIT 1";
+
 fn first_unindexed(conn: &Connection) -> StoreResult<Option<SessionKey>> {
-    let sql = format!(
-        "SELECT tenant, session FROM message_index CROSS JOIN head WHERE {IS_UNINDEXED} ORDER BY tenant, session LIMIT 1"
-    );
-    let row = conn.prepare_cached(&sql)?.query_row([], |r| Ok((r.get::<_, String>(0)?, r.get::<_, String>(1)?)));
+    let row =
+        conn.prepare_cached(FIRST_UNINDEXED)?.query_row([], |r| Ok((r.get::<_, String>(0)?, r.get::<_, String>(1)?)));
     let Some((tenant, session)) = row.optional()? else { return Ok(None) };
     let corrupt = |e| Error::corrupt_from(format!("session {tenant}/{session}"), e);
     Ok(Some(SessionKey {

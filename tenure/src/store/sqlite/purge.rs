@@ -2,7 +2,8 @@
 //!
 //! Invariant: what a fork of the purged session shows does not change (D-001).
 
-use super::commit::{record_key, remove_match_keys};
+use super::commit::remove_match_keys;
+use super::record_key::record_key;
 use super::{heads, items, messages};
 use crate::store::item::Owner;
 use crate::store::sqlite::database::Database;

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a missing or damaged record is reported as [`Error::Corrupt`] and never skipped.
 
-use super::commit::record_key;
+use super::record_key::record_key;
 use crate::store::contract::MAX_PAGE_BYTES;
 use crate::store::query::{ReadDirection, RecordRange};
 use crate::store::sqlite::database::Database;
