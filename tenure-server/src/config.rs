@@ -13,6 +13,7 @@ mod models;
 mod remote;
 mod runs;
 pub mod schedules;
+mod search;
 mod sessions;
 mod telemetry;
 pub mod tools;
@@ -28,6 +29,7 @@ pub use models::{BUILT_IN_MODEL, ModelConfig};
 pub use remote::remote_from_environment;
 pub use runs::RunsConfig;
 pub use schedules::Schedule;
+pub use search::{MessageIndexing, SearchConfig};
 pub use sessions::{Cache, SessionsConfig, ShortTerm};
 pub use telemetry::{LogFormat, Telemetry};
 pub use transcripts::TranscriptsConfig;
@@ -70,6 +72,8 @@ pub struct Config {
     pub python: tools::Python,
     /// Memory consolidation: promotion of memories of sessions to their users.
     pub dreams: dreams::Dreams,
+    /// Full-text search over messages.
+    pub search: SearchConfig,
     /// The source of embeddings.
     pub embeddings: embeddings::Embeddings,
     /// Webhooks called when a session ends.
@@ -106,6 +110,7 @@ impl Default for Config {
             schedules: Vec::new(),
             python: tools::Python::default(),
             dreams: dreams::Dreams::default(),
+            search: SearchConfig::default(),
             embeddings: embeddings::Embeddings::default(),
             on_expire: OnExpire::default(),
             transcripts: TranscriptsConfig::default(),
@@ -152,6 +157,7 @@ impl Config {
         }
         options.max_sessions = self.sessions.max_sessions;
         options.redaction = self.redaction.clone();
+        options.message_index = self.search.index == MessageIndexing::On;
         options.cache_bytes = self.limits.cache_bytes;
         options.limits.max_messages = self.limits.max_messages;
         options.limits.max_message_bytes = self.limits.max_message_bytes;

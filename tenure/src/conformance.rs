@@ -29,6 +29,7 @@ pub mod pages;
 pub mod purge;
 pub mod random;
 pub mod reopen;
+pub mod showing;
 pub mod snapshots;
 
 mod fixture;
@@ -153,6 +154,10 @@ macro_rules! conformance {
                 any_order_of_purges_keeps_the_rest_complete
                 a_writer_with_a_stale_head_continues_after_the_purge
                 a_new_session_is_not_mistaken_for_the_purged_parent;
+            showing:
+                a_record_is_shown_by_the_forks_that_inherit_it
+                only_existing_sessions_show_records
+                a_query_can_name_sessions;
             snapshots:
                 a_snapshot_contains_everything
                 a_snapshot_shows_one_point_in_time

@@ -11,7 +11,7 @@ use crate::run::request::RunRequest;
 use crate::session::append::{Append, AppendResult};
 use crate::session::checkpoint::{Fork, Rewind, RewindResult};
 use crate::session::lifecycle::{NewSession, SessionUpdate};
-use crate::session::search::{SearchPage, SearchRequest};
+use crate::session::search::request::{SearchPage, SearchRequest};
 use crate::session::session_store::SessionStore;
 use crate::session::transfer::export::Export;
 use crate::store::query::{OwnerFilter, SessionQuery};

@@ -37,6 +37,7 @@ pub(crate) mod open;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 pub(crate) mod query;
+pub(crate) mod shown;
 pub(crate) mod snapshot;
 #[cfg(feature = "sqlite")]
 mod sqlite;
@@ -50,7 +51,7 @@ pub use jsonl::JsonlStore;
 pub use memory::MemoryStore;
 pub use message_index::{
     IndexWord, IndexedMessage, MessageIndex, MessageIndexUpdate, MessageLocation, MessageMatches, MessageQuery,
-    SessionIndexPart, WordRules,
+    SessionIndexPart, TITLE_POSITION, WordRules,
 };
 pub use open::{format, open, redacted};
 #[cfg(feature = "postgres")]
@@ -58,6 +59,7 @@ pub use postgres::PostgresStore;
 pub use query::{
     ExpiryCutoffs, HeadPage, OwnerFilter, ReadDirection, RecordRange, SessionCursor, SessionOrder, SessionQuery,
 };
+pub use shown::{RecordLocation, ShownRecord};
 pub use snapshot::{Snapshot, Snapshots};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;

@@ -18,6 +18,9 @@ pub struct SearchArgs {
     /// Only messages with this role: user, assistant, tool, system or developer
     #[arg(long, value_name = "ROLE")]
     role: Option<String>,
+    /// The order of the matches: time (newest first) or relevance (best first, of the newest 1,000)
+    #[arg(long, value_name = "ORDER", default_value = "time", value_parser = ["time", "relevance"])]
+    sort: String,
     /// Also in sessions that expired or were deleted
     #[arg(long)]
     all: bool,
@@ -74,6 +77,7 @@ async fn page(client: &ApiClient, args: &SearchArgs, limit: usize, cursor: Optio
     let mut query = vec![("q", args.text.join(" ")), ("limit", limit.min(100).to_string())];
     query.extend(cursor.map(|c| ("cursor", c.to_owned())));
     query.extend(args.role.clone().map(|r| ("role", r)));
+    query.extend((args.sort != "time").then(|| ("sort", args.sort.clone())));
     query.extend(args.all.then(|| ("status", "active,paused,expired,deleted".to_owned())));
     match client.get(&with_query("/search", &query)?).await {
         // The server's `max_page` is smaller than the requested limit.

@@ -11,7 +11,7 @@ use serde::Serialize;
 use tenure::rules::excerpt;
 use tenure::{
     Role, Seq,
-    session::{SearchCursor, SearchHit, SearchPage, SearchRequest},
+    session::{SearchCursor, SearchHit, SearchPage, SearchRequest, SearchSort},
 };
 use utoipa::ToSchema;
 
@@ -74,10 +74,11 @@ pub struct MatchList {
     data: Vec<MatchView>,
     /// The cursor of the next page; `null` on the last one. A page without matches may be followed by one with matches.
     next_cursor: Option<String>,
-    /// The number of sessions scanned for this page.
+    /// The number of sessions examined for this page.
     #[serde(rename = "looked_at")]
     scanned: usize,
-    /// Whether the page ended at a scan limit, before it had `limit` matches; continue with `next_cursor`.
+    /// Whether the page ended at a scan limit, before it had `limit` matches; continue with `next_cursor`. With `sort=relevance`: whether
+    /// there are older matches that were not ranked.
     #[serde(rename = "cut")]
     truncated: bool,
     /// Sessions that were skipped because their data is corrupt.
@@ -99,15 +100,16 @@ impl From<SearchPage> for MatchList {
 
 /// Search messages and titles
 ///
-/// Searches messages, tool calls and titles. Results are ordered by the session's last activity, within a session newest message first. All
-/// words must occur in one message, ignoring case and accents; `"words in quotes"` match a phrase, `begin*` a prefix. Discarded messages and
-/// redacted text are not found. A page ends after `limit` matches or at a scan limit: continue with `next_cursor` until it is `null`. The other
-/// parameters select sessions, as in `GET /sessions`.
+/// Searches messages, tool calls and titles. Results are ordered by the session's last activity, within a session newest message first; with
+/// `sort=relevance` the best of the newest 1,000 come first. All words must occur in one message, ignoring case and accents; `"words in
+/// quotes"` match a phrase, `begin*` a prefix. Discarded messages and redacted text are not found. A page ends after `limit` matches or at a
+/// scan limit: continue with `next_cursor` until it is `null`. The other parameters select sessions, as in `GET /sessions`.
 #[utoipa::path(
     get, path = "/search", tag = "sessions", operation_id = "search_sessions",
     params(
         ("q" = String, Query, description = "The search query"),
         ("role" = Option<String>, Query, description = "Only messages with this role: `user`, `assistant`, `tool`, `system` or `developer`"),
+        ("sort" = Option<String>, Query, description = "`time` (default) or `relevance`"),
         ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "Maximum number of matches per page; default 20"),
         ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page"),
         ("assistant_id" = Option<String>, Query, description = "In sessions of this assistant"),
@@ -125,13 +127,22 @@ pub async fn find(State(app): State<AppState>, caller: Caller, mut params: Stric
     let principal = caller.authorize_read()?;
     let text = params.one("q")?.ok_or_else(|| ApiError::invalid("q", "`q` is missing; send the search terms"))?;
     let role = params.one("role")?.map(|word| parse_role(&word)).transpose()?;
+    let sort = params.one("sort")?.map_or(Ok(SearchSort::Time), |word| parse_sort(&word))?;
     let cursor = params.one("cursor")?.map(|c| c.parse::<SearchCursor>()).transpose()?;
     if params.one("offset")?.is_some() {
         return Err(ApiError::invalid("offset", "\"offset\" is not a parameter of this route; use `cursor`"));
     }
     let query = params.into_session_query(&principal, app.config.limits.max_page)?;
-    let search = SearchRequest { role, cursor, query, ..SearchRequest::new(text, 0) };
+    let search = SearchRequest { role, sort, cursor, query, ..SearchRequest::new(text, 0) };
     Ok(Json(app.tenure.browsing(&principal).search_sessions(&principal, &search).await?.into()))
+}
+
+fn parse_sort(word: &str) -> ApiResult<SearchSort> {
+    match word {
+        "time" => Ok(SearchSort::Time),
+        "relevance" => Ok(SearchSort::Relevance),
+        _ => Err(ApiError::invalid("sort", format!("{word} is not time or relevance", word = excerpt(word)))),
+    }
 }
 
 fn parse_role(word: &str) -> ApiResult<Role> {

@@ -72,6 +72,29 @@ async fn pages_continue_at_the_cursor() {
 }
 
 #[tokio::test]
+async fn the_best_matches_can_come_first() {
+    let api = InProcessClient::memory().await;
+    let texts = ["the ferry", "a long text in which the ferry is only mentioned, as so much else is", "ferry, ferry"];
+    for (id, text) in ["a", "b", "c"].iter().zip(texts) {
+        api.post("/sessions", json!({"id": id})).await.expect_status(201);
+        api.append_messages(id, json!([{"role": "user", "content": text}])).await;
+        api.advance(1);
+    }
+    let ids = async |query: &str| each_field(&api.get(query).await.expect_status(200), "session_id");
+    assert_eq!(ids("/search?q=ferry").await, ["c", "b", "a"]);
+    assert_eq!(ids("/search?q=ferry&sort=time").await, ["c", "b", "a"]);
+    assert_eq!(ids("/search?q=ferry&sort=relevance").await, ["c", "a", "b"]);
+    let first = api.get("/search?q=ferry&sort=relevance&limit=2").await.expect_status(200);
+    assert_eq!(
+        (each_field(&first, "session_id"), &first["cut"]),
+        (vec!["c".to_owned(), "a".to_owned()], &json!(false))
+    );
+    let next = format!("/search?q=ferry&sort=relevance&limit=2&cursor={}", first["next_cursor"].as_str().unwrap());
+    let last = api.get(&next).await.expect_status(200);
+    assert_eq!((each_field(&last, "session_id"), &last["next_cursor"]), (vec!["b".to_owned()], &Value::Null));
+}
+
+#[tokio::test]
 async fn invalid_queries_are_refused() {
     let api = InProcessClient::memory().await;
     for (query, param) in [
@@ -85,6 +108,10 @@ async fn invalid_queries_are_refused() {
         ("?q=a&cursor=s~1~a", "cursor"),
         ("?q=a&offset=1", "offset"),
         ("?q=a&role=nobody", "role"),
+        ("?q=a&sort=best", "sort"),
+        ("?q=a&sort=relevance&cursor=1~a", "cursor"),
+        ("?q=a&cursor=r~1", "cursor"),
+        ("?q=a&sort=relevance&cursor=r~x", "cursor"),
         ("?q=a&words=b", "words"),
         (&format!("?q={}", "a+".repeat(65)), "q"),
         (&format!("?q={}", "a".repeat(2000)), "q"),

@@ -58,6 +58,7 @@ impl Engine {
         loop {
             let page = self.page_after(&head, after).await?;
             let Some(last) = page.last().map(|record| record.seq) else { return Ok(shown.len()) };
+            let titles = self.title_words(&page, head.info.title.as_deref());
             let mut messages = Vec::new();
             for record in page {
                 if let Entry::Message(entry) = record.entry
@@ -66,7 +67,9 @@ impl Engine {
                     messages.push(PositionedMessage { seq: *seq, position: *position, message: entry.message });
                 }
             }
-            let words = self.words_of(messages).await?;
+            let mut words = self.words_of(messages).await?;
+            words.extend(titles);
+            words.sort_by_key(|entry| entry.seq);
             let mut part = self.index_part(&head, after + 1..=last, words);
             while let Err(error) = index.replace(&part).await {
                 head = match error {

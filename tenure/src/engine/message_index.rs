@@ -3,12 +3,12 @@
 use crate::engine::core::Engine;
 use crate::rules::matcher::Matcher;
 use crate::rules::message_words::{
-    PositionedMessage, discarded_after, indexed_words, searchable_text, visible_messages,
+    PositionedMessage, discarded_after, indexed_title, indexed_words, searchable_text, visible_messages,
 };
 use crate::rules::redaction::Redaction;
 use crate::store::contract::Commit;
 use crate::store::message_index::{
-    IndexWord, IndexedMessage, MessageIndex, MessageIndexUpdate, MessageMatches, MessageQuery,
+    IndexWord, IndexedMessage, MessageIndex, MessageIndexUpdate, MessageMatches, MessageQuery, TITLE_POSITION,
 };
 use crate::types::entry::{Entry, Record};
 use crate::types::error::{Error, Result};
@@ -44,7 +44,8 @@ impl Engine {
     pub(crate) async fn index_commit(&self, commit: &mut Commit) -> Result<()> {
         let concerns = |record: &Record| matches!(record.entry, Entry::Message(_) | Entry::Rewound(_));
         let rules = self.word_rules();
-        if !commit.records.iter().any(concerns) {
+        let titles = self.title_words(&commit.records, commit.head.info.title.as_deref());
+        if !commit.records.iter().any(concerns) && titles.is_empty() {
             commit.message_index = Some(MessageIndexUpdate { rules, ..MessageIndexUpdate::default() });
             return Ok(());
         }
@@ -52,10 +53,21 @@ impl Engine {
             commit.message_index = None;
             return Ok(());
         }
-        let added = self.words_of(visible_messages(&commit.records, commit.head.digest.messages)).await?;
+        let mut added = self.words_of(visible_messages(&commit.records, commit.head.digest.messages)).await?;
+        added.extend(titles);
+        added.sort_by_key(|entry| entry.seq);
         let discarded_after = discarded_after(&commit.records);
         commit.message_index = Some(MessageIndexUpdate { rules, added, discarded_after });
         Ok(())
+    }
+
+    /// Computes the words of the titles for which records are in the index. `current` is the title of the session.
+    pub fn title_words(&self, records: &[Record], current: Option<&str>) -> Vec<IndexedMessage> {
+        let entry = |record: &Record| {
+            let title = self.options().redaction.apply(indexed_title(record, current)?).0.into_owned();
+            Some(IndexedMessage { seq: record.seq, position: TITLE_POSITION, words: indexed_words(&title) })
+        };
+        records.iter().filter_map(entry).collect()
     }
 
     /// Computes the words of messages.

@@ -6,6 +6,7 @@ use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Item, Namespace, Owner};
 use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart, WordRules};
 use crate::store::query::{HeadPage, OwnerFilter, RecordRange, SessionQuery};
+use crate::store::shown::{RecordLocation, ShownRecord};
 use crate::store::snapshot::Snapshots;
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
@@ -122,6 +123,16 @@ impl Store for ScheduledStore {
     async fn records(&self, key: &SessionKey, range: &RecordRange) -> Result<Vec<Record>> {
         let _permit = self.read(&key.tenant).await?;
         self.inner.records(key, range).await
+    }
+
+    async fn sessions_showing(
+        &self,
+        tenant: &Tenant,
+        records: &[RecordLocation],
+        limit: usize,
+    ) -> Result<Vec<ShownRecord>> {
+        let _permit = self.read(tenant).await?;
+        self.inner.sessions_showing(tenant, records, limit).await
     }
 
     async fn purge(&self, key: &SessionKey) -> Result<()> {

@@ -2,6 +2,7 @@
 //! to repair. Only derived or unreachable data is repaired (D-028).
 
 use crate::rules::decision_chain::ChainCheck;
+use crate::rules::message_words::indexed_title;
 use crate::rules::session::Session;
 use crate::store::contract::Commit;
 use crate::store::finding::{Finding, Orphan, Remedy};
@@ -201,17 +202,20 @@ impl Examination<'_> {
     }
 
     /// Compares the entries of a session in the message index with its log. Messages that were discarded may
-    /// be in the index: a fork that no longer exists has shown them.
+    /// be in the index: a fork that no longer exists has shown them. So are the records that set titles.
     async fn check_indexed(&self, head: &Head, log: &[Record]) -> Result<Option<Finding>> {
         let Some(index) = self.tenure.engine.message_index().filter(|_| self.is_indexed) else { return Ok(None) };
         let shown: BTreeSet<_> = self.tenure.engine.shown_messages(head).await?.into_iter().collect();
         let indexed: BTreeSet<_> = index.indexed(&head.key()).await?.into_iter().collect();
-        let is_message = |seq: Seq| {
+        let has_words = |seq: Seq| {
             let found = log.binary_search_by_key(&seq, |record| record.seq);
-            found.is_ok_and(|i| matches!(log[i].entry, Entry::Message(_)))
+            found.is_ok_and(|i| {
+                let is_message = matches!(log[i].entry, Entry::Message(_));
+                is_message || indexed_title(&log[i], head.info.title.as_deref().or(Some(""))).is_some()
+            })
         };
         let missing = shown.difference(&indexed).count();
-        let wrong = indexed.difference(&shown).filter(|(seq, _)| !is_message(*seq)).count();
+        let wrong = indexed.difference(&shown).filter(|(seq, _)| !has_words(*seq)).count();
         let description = format!("the message index lacks {missing} of its messages, and has {wrong} wrong entries");
         let location = format!("session {}", head.key());
         let finding = Finding { location, description, remedy: Remedy::IndexSession(head.key()) };

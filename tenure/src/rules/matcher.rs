@@ -38,6 +38,13 @@ pub(crate) struct Match {
     phrase: u64,
 }
 
+impl Match {
+    /// Identifies the term (word or phrase) of the query that matched.
+    pub fn term(&self) -> u64 {
+        self.phrase
+    }
+}
+
 impl Matcher {
     /// Parses a query such as `words "and phrases" and begin*`.
     pub fn parse(query: &str) -> Result<Self> {

@@ -5,7 +5,7 @@
 
 use crate::rules::redaction::Redaction;
 use crate::rules::text::{fold_char, is_diacritic};
-use crate::types::entry::{Entry, Record};
+use crate::types::entry::{Entry, Patch, Record, SessionPatch};
 use crate::types::id::Seq;
 use crate::types::message::Message;
 use std::collections::HashSet;
@@ -98,6 +98,17 @@ pub(crate) fn visible_messages(records: &[Record], mut messages: usize) -> Vec<P
     }
     visible.reverse();
     visible
+}
+
+/// The title for which a record is in the index: the one that it sets, and at a rewind the current one, because a
+/// rewind discards index entries but not the title.
+pub(crate) fn indexed_title<'a>(record: &'a Record, current: Option<&'a str>) -> Option<&'a str> {
+    match &record.entry {
+        Entry::Created(created) => created.title.as_deref(),
+        Entry::Info(SessionPatch { title: Patch::Set(title), .. }) => Some(title),
+        Entry::Rewound(_) => current,
+        _ => None,
+    }
 }
 
 /// A fold of a session's own log that finds the messages that the session or a fork of it shows.

@@ -7,6 +7,7 @@ use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Item, Namespace, Owner};
 use crate::store::message_index::{MessageIndex, MessageIndexUpdate};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
+use crate::store::shown::{RecordLocation, ShownRecord};
 use crate::store::snapshot::Snapshots;
 use crate::types::blob::{Blob, BlobId};
 use crate::types::entry::Record;
@@ -189,6 +190,20 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// any: continue after its last record. An unknown session has no records. Damaged data is
     /// reported as [`Error::Corrupt`], which names its location.
     async fn records(&self, key: &SessionKey, range: &RecordRange) -> Result<Vec<Record>>;
+
+    /// Returns the sessions that show records, at most `limit` pairs of a record and a session, in any
+    /// order.
+    ///
+    /// A record is shown by the session whose own log contains it, and by its forks, through any number
+    /// of forks, whose fork points are at or after it; unless a rewind in what the session reads (its own
+    /// log, and those of its ancestors up to the fork points) follows the record and goes back to before
+    /// it. Sessions that do not exist are not an error.
+    async fn sessions_showing(
+        &self,
+        tenant: &Tenant,
+        records: &[RecordLocation],
+        limit: usize,
+    ) -> Result<Vec<ShownRecord>>;
 
     /// Destroys a session: its head, log and items, and the blobs that no other session references.
     /// Idempotent.

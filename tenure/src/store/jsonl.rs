@@ -37,6 +37,7 @@ use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Item, Namespace, Owner};
 use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart, WordRules};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
+use crate::store::shown::{RecordLocation, ShownRecord};
 use crate::store::snapshot::Snapshots;
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
@@ -215,6 +216,15 @@ impl Store for JsonlStore {
             Err(_) => self.with_file_lock(retry.0, move |engine, log_file| engine.records(log_file, &retry.1)).await,
             records => records,
         }
+    }
+
+    async fn sessions_showing(
+        &self,
+        tenant: &Tenant,
+        records: &[RecordLocation],
+        limit: usize,
+    ) -> Result<Vec<ShownRecord>> {
+        Ok(self.engine.state().index.sessions_showing(tenant, records, limit))
     }
 
     async fn purge(&self, key: &SessionKey) -> Result<()> {

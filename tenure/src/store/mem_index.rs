@@ -2,6 +2,8 @@
 //!
 //! Invariant: all secondary indexes agree with the heads after every method. No I/O and no locks.
 
+mod shown;
+
 use crate::store::contract::Commit;
 use crate::store::item::{Item, Namespace, Owner};
 use crate::store::mem_messages::MemMessages;
@@ -31,6 +33,8 @@ pub(super) struct MemIndex {
     hashes: HashMap<(Tenant, VisibleHash), BTreeSet<SessionId>>,
     matches: HashMap<(Tenant, VisibleHash), BTreeSet<SessionId>>,
     children: HashMap<SessionKey, BTreeSet<SessionId>>,
+    /// The rewinds in each session's own log: their records, and the records that they went back to.
+    rewinds: HashMap<SessionKey, BTreeMap<Seq, Seq>>,
     namespaces: BTreeMap<Namespace, ItemSpace>,
     /// The blobs that each session references, with the first record that does.
     uses: HashMap<SessionKey, BTreeMap<BlobId, Seq>>,
@@ -110,6 +114,7 @@ impl MemIndex {
             let owner = Owner::Session(key.session.clone());
             self.put(&Namespace { tenant: key.tenant.clone(), owner, name: name.clone() }, item.clone());
         }
+        self.add_rewinds(&key, &commit.records);
         self.use_blobs(&key, commit.blobs.iter().map(|b| b.id), commit.first());
         self.index_messages(commit);
     }
@@ -144,6 +149,7 @@ impl MemIndex {
     pub fn remove(&mut self, key: &SessionKey) -> Vec<BlobId> {
         self.unlink(key);
         self.heads.remove(key);
+        self.rewinds.remove(key);
         self.messages.remove(key);
         self.remove_namespaces(&key.tenant, &Owner::Session(key.session.clone()));
         let uses = self.uses.remove(key).unwrap_or_default();
@@ -187,9 +193,8 @@ impl MemIndex {
                 .cloned()
                 .collect()
         };
-        let by_content = !query.hashes.is_empty() || !query.matches.is_empty();
-        if let (OwnerFilter::User(tenant, user), SessionOrder::Newest, false) = (&query.owner, query.order, by_content)
-        {
+        let is_lookup = !query.hashes.is_empty() || !query.matches.is_empty() || !query.sessions.is_empty();
+        if let (OwnerFilter::User(tenant, user), SessionOrder::Newest, false) = (&query.owner, query.order, is_lookup) {
             let ids = self.newest.get(&(tenant.clone(), user.clone())).into_iter().flatten().rev();
             return page(&mut ids.filter_map(|(_, id)| self.head_of(tenant, id)));
         }
@@ -210,7 +215,10 @@ impl MemIndex {
             OwnerFilter::Tenant(tenant) => (tenant, self.newest_of_all.get(tenant)),
             OwnerFilter::AllTenants => return HeadPage { heads: self.heads(query), scan_stopped_at: None },
         };
-        let is_indexed = !query.hashes.is_empty() || !query.matches.is_empty() || query.parent.is_some();
+        let is_indexed = !query.hashes.is_empty()
+            || !query.matches.is_empty()
+            || !query.sessions.is_empty()
+            || query.parent.is_some();
         if is_indexed {
             return HeadPage { heads: self.heads(query), scan_stopped_at: None };
         }
@@ -265,6 +273,10 @@ impl MemIndex {
                 let ids: BTreeSet<_> = ids.collect();
                 return ids.into_iter().filter_map(|id| self.head_of(tenant, id)).collect();
             }
+        }
+        if !query.sessions.is_empty() {
+            let ids: BTreeSet<_> = query.sessions.iter().collect();
+            return ids.into_iter().filter_map(|id| self.head_of(tenant, id)).collect();
         }
         if let Some(parent) = &query.parent {
             let parent = SessionKey { tenant: tenant.clone(), session: parent.clone() };

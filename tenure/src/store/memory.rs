@@ -7,6 +7,7 @@ use crate::store::item::{Item, Namespace, Owner};
 use crate::store::mem_index::MemIndex;
 use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart, WordRules};
 use crate::store::query::{HeadPage, ReadDirection, RecordRange, SessionQuery};
+use crate::store::shown::{RecordLocation, ShownRecord};
 use crate::types::blob::BlobId;
 use crate::types::entry::{Entry, Record};
 use crate::types::error::Result;
@@ -64,6 +65,7 @@ impl MemoryStore {
             log.append(state.logs.entry(fork.clone()).or_default());
             state.logs.insert(fork.clone(), log);
             state.index.inherit_blobs(key, &fork, upto);
+            state.index.inherit_rewinds(key, &fork, upto);
             state.index.inherit_messages(key, &head, upto);
             state.index.set(head);
         }
@@ -131,6 +133,15 @@ impl Store for MemoryStore {
             ReadDirection::Forward => page(log, range.limit),
             ReadDirection::Backward => page(log.rev(), range.limit),
         })
+    }
+
+    async fn sessions_showing(
+        &self,
+        tenant: &Tenant,
+        records: &[RecordLocation],
+        limit: usize,
+    ) -> Result<Vec<ShownRecord>> {
+        Ok(self.state().index.sessions_showing(tenant, records, limit))
     }
 
     async fn purge(&self, key: &SessionKey) -> Result<()> {

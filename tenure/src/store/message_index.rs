@@ -66,13 +66,16 @@ pub struct MessageIndexUpdate {
     pub discarded_after: Option<Seq>,
 }
 
+/// The position of entries that are not messages: records that set the title of their session.
+pub const TITLE_POSITION: usize = i32::MAX as usize;
+
 /// A message as the index stores it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexedMessage {
     /// The record of the message.
     pub seq: Seq,
     /// The number of messages before it. It is constant as long as the message is visible, and the same
-    /// in forks.
+    /// in forks. [`TITLE_POSITION`] for a record that sets the title.
     pub position: usize,
     /// The distinct words of the message, folded. They contain letters, digits and combining marks only.
     pub words: Vec<String>,

@@ -35,6 +35,7 @@ mod notify;
 mod purge;
 mod records;
 mod row;
+mod shown;
 mod snapshot;
 mod url;
 
@@ -46,6 +47,7 @@ use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Item, Namespace, Owner};
 use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart, WordRules};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
+use crate::store::shown::{RecordLocation, ShownRecord};
 use crate::store::snapshot::{Snapshot, Snapshots};
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
@@ -137,6 +139,15 @@ impl Store for PostgresStore {
 
     async fn records(&self, key: &SessionKey, range: &RecordRange) -> Result<Vec<Record>> {
         records::records(&*self.connection, key, range).await
+    }
+
+    async fn sessions_showing(
+        &self,
+        tenant: &Tenant,
+        records: &[RecordLocation],
+        limit: usize,
+    ) -> Result<Vec<ShownRecord>> {
+        shown::sessions_showing(&self.connection, tenant, records, limit).await
     }
 
     async fn purge(&self, key: &SessionKey) -> Result<()> {

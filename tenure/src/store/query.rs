@@ -145,6 +145,8 @@ pub struct SessionQuery {
     /// The session was imported from the export with this hash
     /// ([`Origin::export`](crate::log::Origin::export)).
     pub origin: Option<String>,
+    /// The session is one of these. Empty means any session.
+    pub sessions: Vec<SessionId>,
     /// The session is a fork whose parent is this session.
     pub parent: Option<SessionId>,
     /// The session's visible messages have one of these hashes.
@@ -183,6 +185,7 @@ impl SessionQuery {
             title: None,
             reviewing: None,
             origin: None,
+            sessions: Vec::new(),
             parent: None,
             hashes: Vec::new(),
             matches: Vec::new(),
@@ -230,6 +233,7 @@ impl SessionQuery {
             && self.created_before.is_none_or(|t| head.info.created_at < t)
             && (labels.is_empty() || labelled())
             && self.folded_title().is_none_or(|t| head.folded_title().contains(&t))
+            && (self.sessions.is_empty() || self.sessions.contains(&head.info.session_id))
             && self.parent.as_ref().is_none_or(|p| head.parent.as_ref().is_some_and(|h| h.session == *p))
             && (self.hashes.is_empty() || self.hashes.contains(&head.digest.hash))
             && (self.matches.is_empty() || head.digest.match_keys().iter().any(|key| self.matches.contains(key)))

@@ -17,6 +17,7 @@ mod purge;
 mod readers;
 mod record_key;
 mod records;
+mod shown;
 mod snapshot;
 mod write_batch;
 mod writer;
@@ -34,6 +35,7 @@ use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Item, Namespace, Owner};
 use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart, WordRules};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
+use crate::store::shown::{RecordLocation, ShownRecord};
 use crate::store::snapshot::{Snapshot, Snapshots};
 use crate::store::sqlite::fault::StoreResult;
 use crate::types::blob::BlobId;
@@ -211,6 +213,17 @@ impl Store for SqliteStore {
         let max_records = range.upto.saturating_sub(range.after).min(range.limit as Seq);
         let work = move |conn: &Connection, file: &Database| records::records(conn, file, &key, &range);
         if max_records <= MAX_SHORT_READ { self.read_short(work).await } else { self.read(work).await }
+    }
+
+    async fn sessions_showing(
+        &self,
+        tenant: &Tenant,
+        records: &[RecordLocation],
+        limit: usize,
+    ) -> Result<Vec<ShownRecord>> {
+        let tenant = tenant.clone();
+        let records = records.to_vec();
+        self.read_short(move |conn, _| shown::sessions_showing(conn, &tenant, &records, limit)).await
     }
 
     async fn purge(&self, key: &SessionKey) -> Result<()> {

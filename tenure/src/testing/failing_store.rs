@@ -5,6 +5,7 @@ use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Item, Namespace, Owner};
 use crate::store::message_index::{MessageIndex, MessageMatches, MessageQuery, SessionIndexPart, WordRules};
 use crate::store::query::{HeadPage, RecordRange, SessionQuery};
+use crate::store::shown::{RecordLocation, ShownRecord};
 use crate::store::snapshot::Snapshots;
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
@@ -169,6 +170,15 @@ impl Store for FailingStore {
         self.records_read.fetch_add(records.len(), SeqCst);
         Ok(records)
     }
+    async fn sessions_showing(
+        &self,
+        tenant: &Tenant,
+        records: &[RecordLocation],
+        limit: usize,
+    ) -> Result<Vec<ShownRecord>> {
+        self.available()?.sessions_showing(tenant, records, limit).await
+    }
+
     async fn purge(&self, key: &SessionKey) -> Result<()> {
         self.available()?.purge(key).await
     }

@@ -132,7 +132,14 @@ impl TestTenure {
 
     /// A second handle on the same store with its own cache, like that of another node.
     pub fn second_node(&self) -> Tenure {
-        Tenure::with_store(self.tenure.store().clone(), Self::options(&self.clock))
+        self.second_node_with(|_| ())
+    }
+
+    /// A second handle on the same store with its own cache and other options.
+    pub fn second_node_with(&self, change: impl FnOnce(&mut Options)) -> Tenure {
+        let mut options = Self::options(&self.clock);
+        change(&mut options);
+        Tenure::with_store(self.tenure.store().clone(), options)
     }
 
     /// Advances the clock.

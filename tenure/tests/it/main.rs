@@ -35,6 +35,7 @@ mod reviews;
 mod rules;
 mod runs;
 mod search;
+mod search_index;
 mod seeds;
 mod session_end;
 mod stateless;

@@ -174,6 +174,7 @@ fn remove_unfinished(path: &Path, repairs: &mut Vec<OpenRepair>) -> Result<()> {
 fn register_file(log_file: LogFile, mut contents: Recovered, state: &mut JsonlState) {
     if let (Some(key), Some(head)) = (log_file.key(), contents.head.take()) {
         state.index.set(head);
+        state.index.add_rewinds(&key, &contents.rewinds);
         for (blob, from) in &contents.blobs {
             state.index.use_blobs(&key, [*blob], *from);
         }

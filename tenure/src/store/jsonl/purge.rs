@@ -39,6 +39,7 @@ impl JsonlEngine {
             };
             self.replace(&fork_file, &parts, Some(head), &items, |state| {
                 state.index.inherit_blobs(key, &head.key(), *upto);
+                state.index.inherit_rewinds(key, &head.key(), *upto);
                 state.index.inherit_messages(key, head, *upto);
                 state.index.set(head.clone());
             })?;

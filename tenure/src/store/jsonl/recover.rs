@@ -8,7 +8,7 @@ use crate::store::jsonl::codec::{CommitReader, LogLine, NextCommit, contains_com
 use crate::store::jsonl::paths::{LogFile, parse_owner};
 use crate::types::blob::BlobId;
 use crate::types::decode_error::DecodeError;
-use crate::types::entry::Record;
+use crate::types::entry::{Entry, Record};
 use crate::types::head::Head;
 use crate::types::id::{Seq, SessionKey};
 use std::collections::BTreeMap;
@@ -32,6 +32,8 @@ pub(super) struct Recovered {
     pub item_lines: usize,
     /// The referenced blobs, each with the record from which on it is referenced.
     pub blobs: Vec<(BlobId, Seq)>,
+    /// The rewinds.
+    pub rewinds: Vec<Record>,
     pub owner: Option<String>,
 }
 
@@ -129,6 +131,9 @@ impl Recovered {
             if let Some(head) = &mut self.head {
                 head.apply(record);
             }
+        }
+        if matches!(record.entry, Entry::Rewound(_)) {
+            self.rewinds.push(record.clone());
         }
         self.offsets.push(offset);
         Ok(())

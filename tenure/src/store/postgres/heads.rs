@@ -88,7 +88,11 @@ fn is_unsatisfiable(query: &SessionQuery) -> bool {
 /// Returns whether the query names a value that few sessions have, whatever its other conditions
 /// are.
 fn is_indexed(query: &SessionQuery) -> bool {
-    !query.hashes.is_empty() || !query.matches.is_empty() || query.parent.is_some() || query.thread.is_some()
+    !query.hashes.is_empty()
+        || !query.matches.is_empty()
+        || !query.sessions.is_empty()
+        || query.parent.is_some()
+        || query.thread.is_some()
 }
 
 /// Scans heads in the order of their activity, newest first, up to `max_scan`.
@@ -263,7 +267,13 @@ fn build(query: &SessionQuery, narrow_label: Option<&str>) -> SqlBuilder {
     };
     let conversation_keys = keys(&query.hashes);
     let match_keys = keys(&query.matches);
-    let is_lookup = !conversation_keys.is_empty() || !match_keys.is_empty() || narrow_label.is_some();
+    let by_id =
+        |tenant: &Tenant| (tenant.to_string(), query.sessions.iter().map(|s| s.to_string()).collect::<Vec<_>>());
+    let ids = match &query.owner {
+        OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant) if !query.sessions.is_empty() => Some(by_id(tenant)),
+        _ => None,
+    };
+    let is_lookup = !conversation_keys.is_empty() || !match_keys.is_empty() || ids.is_some() || narrow_label.is_some();
     // OFFSET 0 is an optimization barrier: without statistics, the planner would prefer to scan the
     // whole tenant.
     if !conversation_keys.is_empty() {
@@ -273,6 +283,9 @@ fn build(query: &SessionQuery, narrow_label: Option<&str>) -> SqlBuilder {
         b.text("(SELECT * FROM tenure_head WHERE match_keys IS NOT NULL AND match_keys && ")
             .bind(match_keys, Type::INT8_ARRAY);
         b.text(" OFFSET 0) head WHERE true");
+    } else if let Some((tenant, ids)) = ids {
+        b.text("(SELECT * FROM tenure_head WHERE tenant = ").bind(tenant, Type::TEXT);
+        b.text(" AND session = ANY(").bind(ids, Type::TEXT_ARRAY).text(") OFFSET 0) head WHERE true");
     } else if let (Some(label), OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant)) =
         (narrow_label, &query.owner)
     {
@@ -356,6 +369,10 @@ fn add_filters(b: &mut SqlBuilder, query: &SessionQuery) {
     }
     if let Some(title) = query.folded_title() {
         b.text(" AND position(").bind(title, Type::TEXT).text(" IN title) > 0");
+    }
+    if !query.sessions.is_empty() {
+        let ids: Vec<String> = query.sessions.iter().map(|s| s.to_string()).collect();
+        b.text(" AND session = ANY(").bind(ids, Type::TEXT_ARRAY).text(")");
     }
     if let Some(parent) = &query.parent {
         b.text(" AND parent = ").bind(parent.to_string(), Type::TEXT);

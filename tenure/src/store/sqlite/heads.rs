@@ -244,7 +244,7 @@ impl HeadSelect {
     /// Returns whether the query names a value that few sessions have, whatever its other
     /// conditions are.
     fn is_indexed(query: &SessionQuery) -> bool {
-        !query.matches.is_empty() || !query.hashes.is_empty() || query.parent.is_some()
+        !query.matches.is_empty() || !query.hashes.is_empty() || !query.sessions.is_empty() || query.parent.is_some()
     }
 
     /// Forces an index: without statistics the planner may prefer one in the right order to one
@@ -255,6 +255,7 @@ impl HeadSelect {
             // The few matching rows are looked up by rowid.
             _ if !query.matches.is_empty() => " NOT INDEXED",
             _ if !query.hashes.is_empty() => " INDEXED BY head_visible_hash",
+            _ if !query.sessions.is_empty() => " INDEXED BY head_key",
             _ if query.parent.is_some() => " INDEXED BY head_parent",
             _ => match narrow_scan {
                 Some(NarrowScan::Label(_)) => " NOT INDEXED",
@@ -286,6 +287,7 @@ impl HeadSelect {
     fn add_filters(&mut self, query: &SessionQuery) {
         self.and_if("assistant = ?", query.assistant.clone());
         self.and_if("thread = ?", query.thread.clone());
+        self.and_any("session IN (SELECT value FROM json_each(?))", query.sessions.iter().map(|s| s.to_string()));
         self.and_if("parent = ?", query.parent.as_ref().map(|p| p.to_string()));
         self.and_if("created_at >= ?", query.created_after.map(micros));
         self.and_if("created_at < ?", query.created_before.map(micros));
