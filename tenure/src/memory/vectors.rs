@@ -1,13 +1,12 @@
 //! Embedding vectors of memories, and nearest-neighbour search.
 //!
 //! A vector is stored with its memory, quantized to one byte per dimension. Searches use an
-//! in-memory index per namespace: a first pass compares sign bits (a few machine words per vector),
-//! a second ranks the best candidates by cosine similarity (D-074). Changes are noted in a
+//! in-memory index per namespace (`rules/vector_set.rs`). Changes are noted in a
 //! companion namespace for a limited time; each search reads the notes first, so the index reflects
 //! the writes of other processes.
 
 use crate::engine::vector_index::{VectorIndex, WeighedIndex};
-use crate::executors::embedder::Embedder;
+use crate::executors::embedder::{Embedder, EmbeddingInput};
 use crate::memory::memories::{MEMORY, decode_memory};
 use crate::store::item::{Item, Namespace, Owner};
 use crate::tenure::Tenure;
@@ -15,8 +14,8 @@ use crate::types::error::{Error, Result};
 use crate::types::error_source::{BoxError, ErrorSource};
 use crate::types::memory::MemoryRecord;
 use crate::types::vector::Vector;
+use futures_util::future::try_join_all;
 use jiff::{SignedDuration, Timestamp};
-
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Mutex;
@@ -26,9 +25,11 @@ const CHANGES: &str = "memory-changes";
 const CHANGE_TTL: SignedDuration = SignedDuration::from_hours(1);
 /// Tolerated clock skew between two nodes.
 const CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(1);
-/// Timeout for an embedding request. When a question exceeds it, the recall falls back to word
-/// search.
+/// Timeout for the embedding of a question or of one memory. When a question exceeds it, the recall
+/// falls back to word search.
 const EMBED_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout for the embedding of a batch of memories, for which nobody waits.
+const BATCH_TIMEOUT: Duration = Duration::from_secs(300);
 /// Number of texts per embedding request.
 pub(crate) const BATCH: usize = 32;
 
@@ -45,8 +46,8 @@ impl Tenure {
     /// then found by word search, and embedded later.
     pub(crate) async fn vector_of(&self, text: &str) -> Option<Vector> {
         let embedder = self.engine.options().embedder.as_ref()?;
-        match embed(embedder, vec![text.to_owned()]).await {
-            Ok(vectors) => vectors.first().map(|v| Vector::new(embedder.name(), v)),
+        match embed_one(embedder, text, EmbeddingInput::Passage).await {
+            Ok(vector) => Some(Vector::new(embedder.name(), &vector)),
             Err(e) => {
                 tracing::warn!(reason = %e, "could not embed a memory; it is found by words only until it is embedded");
                 None
@@ -71,8 +72,8 @@ impl Tenure {
         let Some(embedder) = self.engine.options().embedder.as_ref() else {
             return Ok(NearestResult::Skipped("no embedder is configured".to_owned()));
         };
-        let vectors = match embed(embedder, vec![question.to_owned()]).await {
-            Ok(vectors) => vectors,
+        let vector = match embed_one(embedder, question, EmbeddingInput::Query).await {
+            Ok(vector) => vector,
             Err(e) => return Ok(NearestResult::Skipped(e.to_string())),
         };
         let slot = self.vector_index(namespace, embedder);
@@ -87,7 +88,7 @@ impl Tenure {
                 }
             }
         }
-        let hits = vectors.first().map(|v| index.nearest(v, limit)).unwrap_or_default();
+        let hits = index.nearest(&vector, limit);
         let weight = index.weight();
         drop(index);
         if weight > slot.weight + slot.weight / 8 {
@@ -98,7 +99,7 @@ impl Tenure {
 
     fn vector_index(&self, namespace: &Namespace, embedder: &Embedder) -> WeighedIndex {
         let new_index = || {
-            let index = VectorIndex { model: embedder.name().to_owned(), ..VectorIndex::default() };
+            let index = VectorIndex::new(embedder.name());
             Ok::<_, std::convert::Infallible>(WeighedIndex {
                 weight: index.weight(),
                 index: Arc::new(Mutex::new(index)),
@@ -142,7 +143,7 @@ impl Tenure {
     }
 
     async fn rebuild_index(&self, namespace: &Namespace, index: &mut VectorIndex, now: Timestamp) -> Result<()> {
-        *index = VectorIndex { model: std::mem::take(&mut index.model), ..VectorIndex::default() };
+        *index = VectorIndex::new(&index.model);
         let mut after = None::<String>;
         loop {
             let page = self.store().items(namespace, after.as_deref(), 1000).await?;
@@ -178,11 +179,14 @@ impl Tenure {
             }
             for batch in missing.chunks(BATCH) {
                 let texts = batch.iter().map(|(_, text)| text.clone()).collect();
-                let vectors =
-                    embed(embedder, texts).await.map_err(|e| Error::unavailable_from(ErrorSource::boxed(e)))?;
-                for ((id, _), vector) in batch.iter().zip(vectors) {
-                    self.store_vector(namespace, id, Vector::new(embedder.name(), &vector)).await?;
-                }
+                let vectors = embed(embedder, texts, EmbeddingInput::Passage, BATCH_TIMEOUT).await;
+                let vectors = vectors.map_err(|e| Error::unavailable_from(ErrorSource::boxed(e)))?;
+                // Written concurrently, so that a store can combine the writes.
+                let writes = batch
+                    .iter()
+                    .zip(vectors)
+                    .map(|((id, _), vector)| self.store_vector(namespace, id, Vector::new(embedder.name(), &vector)));
+                try_join_all(writes).await?;
                 count += batch.len();
                 on_batch(batch.len());
             }
@@ -212,9 +216,20 @@ impl Tenure {
     }
 }
 
-async fn embed(embedder: &Embedder, texts: Vec<String>) -> Result<Vec<Vec<f32>>, BoxError> {
-    let timed_out = |_| format!("embedder {} timed out after {EMBED_TIMEOUT:?}", embedder.name());
-    tokio::time::timeout(EMBED_TIMEOUT, embedder.embed(texts)).await.map_err(timed_out)?
+/// Embeds a text that a request waits for.
+async fn embed_one(embedder: &Embedder, text: &str, input: EmbeddingInput) -> Result<Vec<f32>, BoxError> {
+    let vectors = embed(embedder, vec![text.to_owned()], input, EMBED_TIMEOUT).await?;
+    Ok(vectors.into_iter().next().unwrap_or_default())
+}
+
+async fn embed(
+    embedder: &Embedder,
+    texts: Vec<String>,
+    input: EmbeddingInput,
+    timeout: Duration,
+) -> Result<Vec<Vec<f32>>, BoxError> {
+    let timed_out = |_| format!("embedder {} timed out after {timeout:?}", embedder.name());
+    tokio::time::timeout(timeout, embedder.embed(texts, input)).await.map_err(timed_out)?
 }
 
 fn change_namespace(namespace: &Namespace) -> Namespace {
@@ -238,7 +253,7 @@ mod tests {
     }
 
     fn empty_index() -> VectorIndex {
-        VectorIndex { model: "m".to_owned(), ..VectorIndex::default() }
+        VectorIndex::new("m")
     }
 
     #[test]
