@@ -27,7 +27,7 @@ const INDEX_FILE: &str = "model.safetensors.index.json";
 const DEFAULT_MAX_TOKENS: usize = 256;
 /// Maximum number of tokens that are processed together, unless a single text has more. Larger matrices are hardly
 /// faster (D-079), and a question has to wait for those that were started before.
-const BATCH_TOKENS: usize = 512;
+const BATCH_TOKENS: usize = 256;
 
 /// An embedding model in this process, with its tokenizer.
 pub struct LocalModel {
