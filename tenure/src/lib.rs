@@ -63,7 +63,7 @@ mod types;
 
 pub use clock::Clock;
 pub use engine::options::Options;
-pub use executors::embedder::{Embedder, EmbeddingInput};
+pub use executors::embedder::Embedder;
 pub use executors::model::Model;
 pub use executors::tools::Tools;
 pub use handle::{SessionHandle, UserHandle};

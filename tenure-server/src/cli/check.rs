@@ -16,11 +16,12 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
+use tenure::memory::EmbeddingInput;
 use tenure::policy::ToolSource;
 use tenure::run::Prompt;
 use tenure::session::RawObject;
 use tenure::store::{self, FORMAT, MemoryStore, redacted};
-use tenure::{EmbeddingInput, Message, Model, ModelError, Tenure};
+use tenure::{Message, Model, ModelError, Tenure};
 
 /// Maximum time for one check. An MCP server has a longer timeout of its own: some are downloaded first.
 const TIMEOUT: Duration = Duration::from_secs(15);

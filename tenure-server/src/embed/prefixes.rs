@@ -6,7 +6,7 @@ use crate::config::embeddings::Embeddings;
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::path::Path;
-use tenure::EmbeddingInput;
+use tenure::memory::EmbeddingInput;
 
 /// The prefixes of a model.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -22,7 +22,8 @@ pub enum EmbeddingInput {
 /// Computes embedding vectors. Cheap to clone.
 ///
 /// ```
-/// use tenure::{Embedder, EmbeddingInput};
+/// use tenure::Embedder;
+/// use tenure::memory::EmbeddingInput;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tenure::BoxError> {
@@ -51,7 +52,7 @@ impl Embedder {
         Self::with_input(name, move |texts, _| compute(texts))
     }
 
-    /// Creates an embedder whose callback is told what the texts are embedded for. Otherwise like
+    /// Creates an embedder whose callback receives what the texts are embedded for. Otherwise like
     /// [`Embedder::new`]. Another treatment of either input, such as another prefix, requires
     /// another `name`.
     pub fn with_input<F, Fut>(name: impl Into<String>, compute: F) -> Self

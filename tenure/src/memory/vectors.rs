@@ -28,7 +28,7 @@ const CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(1);
 /// Timeout for the embedding of a question or of one memory. When a question exceeds it, the recall
 /// falls back to word search.
 const EMBED_TIMEOUT: Duration = Duration::from_secs(5);
-/// Timeout for the embedding of a batch of memories, for which nobody waits.
+/// Timeout for the embedding of a batch of memories, for which no request waits.
 const BATCH_TIMEOUT: Duration = Duration::from_secs(300);
 /// Number of texts per embedding request.
 pub(crate) const BATCH: usize = 32;
