@@ -159,6 +159,7 @@ impl Config {
         options.redaction = self.redaction.clone();
         options.message_index = self.search.index == MessageIndexing::On;
         options.cache_bytes = self.limits.cache_bytes;
+        options.vector_bytes = self.limits.vector_bytes;
         options.limits.max_messages = self.limits.max_messages;
         options.limits.max_message_bytes = self.limits.max_message_bytes;
         options.limits.max_page = self.limits.max_page;

@@ -1,9 +1,15 @@
 //! Embedding backends: a BERT model in this process (D-078), or an OpenAI-compatible embedding server.
 
 mod bert;
+mod charsmap;
 mod local;
+mod modules;
+mod normalizer;
+mod prefixes;
 mod server;
 mod source;
+mod tokenizer;
+mod unigram;
 mod vector;
 mod weights;
 mod wordpiece;

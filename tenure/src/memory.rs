@@ -29,6 +29,7 @@ pub(crate) mod supersede;
 pub(crate) mod tool;
 pub(crate) mod vectors;
 
+pub use crate::executors::embedder::EmbeddingInput;
 pub use crate::types::memory::{Memory, MemoryKind, MemorySource};
 pub use dream::{Dream, DreamRules, PromotedMemory};
 pub use injection::InjectedMemory;

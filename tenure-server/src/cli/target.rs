@@ -116,7 +116,7 @@ impl TargetArgs {
         }
         let listen = config.listen.clone();
         let mut options = config.options();
-        if needs == Needs::Models {
+        if [Needs::Models, Needs::Vectors].contains(&needs) {
             options.embedder = EmbeddingSource::open(&config.embeddings).await?.embedder();
         }
         let tenure = Tenure::open_with(&config.store, options).await;

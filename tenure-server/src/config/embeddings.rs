@@ -11,6 +11,9 @@ use tenure::policy::HumanDuration;
 /// The name of the model that `tenure models pull` downloads.
 pub const LOCAL_MODEL_NAME: &str = "all-minilm-l6-v2";
 
+/// Maximum number of characters of a prefix.
+const MAX_PREFIX_CHARS: usize = 1000;
+
 /// The source of embeddings, for search by meaning.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -31,6 +34,12 @@ pub struct Embeddings {
     /// The requested number of dimensions, if the server supports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dimensions: Option<usize>,
+    /// Put before a question; unset: as the model's files or its family have it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub query_prefix: Option<String>,
+    /// Put before the text of a memory; unset: as the model's files or its family have it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub passage_prefix: Option<String>,
     /// Timeout of one request.
     pub timeout: HumanDuration,
     /// Number of retries of a request that failed before any response.
@@ -48,6 +57,8 @@ impl Default for Embeddings {
             api_key_env: None,
             api_key: None,
             dimensions: None,
+            query_prefix: None,
+            passage_prefix: None,
             timeout: HumanDuration::of(Duration::from_secs(30)),
             retries: two(),
             batch: 64,
@@ -129,6 +140,11 @@ impl Embeddings {
         if self.batch == 0 || self.dimensions == Some(0) {
             bail!("embeddings: `batch` and `dimensions` must be at least 1");
         }
+        for (key, prefix) in [("query_prefix", &self.query_prefix), ("passage_prefix", &self.passage_prefix)] {
+            if prefix.as_ref().is_some_and(|prefix| prefix.chars().count() > MAX_PREFIX_CHARS) {
+                bail!("embeddings.{key}: at most {MAX_PREFIX_CHARS} characters");
+            }
+        }
         if self.path.is_empty() {
             bail!("embeddings.path: must be a directory");
         }
@@ -153,6 +169,8 @@ mod tests {
             ("timeout: never", "embeddings.timeout"),
             ("batch: 0", "batch"),
             ("model: local, path: ''", "embeddings.path"),
+            (&format!("query_prefix: {}", "x".repeat(1001)), "embeddings.query_prefix"),
+            (&format!("passage_prefix: {}", "x".repeat(1001)), "embeddings.passage_prefix"),
         ] {
             let error = Config::parse(&format!("embeddings: {{{text}}}")).unwrap_err().to_string();
             assert!(error.contains(want) && !error.contains("hush"), "{text}: {error}");

@@ -50,6 +50,8 @@ pub struct Limits {
     pub drain_timeout: HumanDuration,
     /// Memory for sessions in use.
     pub cache_bytes: usize,
+    /// Memory for the vectors of memories, per node. A namespace that is larger is read again at each recall.
+    pub vector_bytes: usize,
     /// Default limits of keys. 0 means unlimited.
     pub keys: KeyLimits,
 }
@@ -79,6 +81,7 @@ impl Default for Limits {
             body_timeout: seconds(30),
             drain_timeout: seconds(30),
             cache_bytes: 256 << 20,
+            vector_bytes: 64 << 20,
             keys: KeyLimits::default(),
         }
     }

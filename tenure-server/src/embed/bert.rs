@@ -1,5 +1,5 @@
-//! Forward pass of a BERT encoder: from the token ids of a text to one embedding. Texts are processed one at a
-//! time, so that no padding is needed (D-079).
+//! Forward pass of a BERT, RoBERTa or XLM-RoBERTa encoder: from the token ids of texts to a vector for each token.
+//! The tokens of several texts are the rows of one matrix, so that no padding is needed (D-079).
 
 use super::weights::Weights;
 use ndarray::{Array1, Array2, ArrayView2, Axis, Slice};
@@ -8,9 +8,13 @@ use serde::Deserialize;
 /// Maximum number of layers. No model of this family has more.
 const MAX_LAYERS: usize = 64;
 
-/// A loaded BERT encoder.
+/// The model types with this architecture, and whether their positions begin after that of the padding token.
+const MODEL_TYPES: [(&str, bool); 4] = [("bert", false), ("roberta", true), ("xlm-roberta", true), ("camembert", true)];
+
+/// A loaded encoder.
 pub struct Bert {
     word_embeddings: Array2<f32>,
+    /// For each position in a text; includes the embedding of the token type.
     position_embeddings: Array2<f32>,
     norm: LayerNorm,
     layers: Vec<EncoderLayer>,
@@ -18,23 +22,68 @@ pub struct Bert {
 
 /// The deserialized fields of a `config.json`.
 #[derive(Deserialize)]
-struct BertConfig {
+pub struct BertConfig {
     model_type: String,
-    hidden_act: String,
-    position_embedding_type: Option<String>,
+    hidden_act: Activation,
     hidden_size: usize,
     intermediate_size: usize,
     layer_norm_eps: f32,
     max_position_embeddings: usize,
+    #[serde(default)]
+    pad_token_id: Option<usize>,
     num_attention_heads: usize,
     num_hidden_layers: usize,
+    #[serde(default)]
     type_vocab_size: usize,
     vocab_size: usize,
 }
 
-struct Linear {
+impl BertConfig {
+    /// Parses a `config.json`, and checks that this module supports the model.
+    pub fn parse(json: &[u8]) -> Result<Self, String> {
+        let invalid = |e| format!("not the configuration of a BERT model: {e}");
+        let value: serde_json::Value = serde_json::from_slice(json).map_err(invalid)?;
+        let (kind, positions) = (&value["model_type"], value["position_embedding_type"].as_str());
+        if !MODEL_TYPES.iter().any(|(name, _)| *kind == *name) || positions.is_some_and(|p| p != "absolute") {
+            return Err(format!(
+                "unsupported model type {kind} with {} positions; supported are {} with absolute positions",
+                positions.unwrap_or("absolute"),
+                MODEL_TYPES.map(|(name, _)| name).join(", ")
+            ));
+        }
+        let config: Self = serde_json::from_value(value).map_err(invalid)?;
+        let (size, heads, layers) = (config.hidden_size, config.num_attention_heads, config.num_hidden_layers);
+        if size == 0 || heads == 0 || !size.is_multiple_of(heads) || !(1..=MAX_LAYERS).contains(&layers) {
+            return Err(format!("inconsistent sizes: hidden size {size}, {heads} heads, {layers} layers"));
+        }
+        if config.max_position_embeddings < config.first_position().saturating_add(2)
+            || !(0.0..1.0).contains(&config.layer_norm_eps)
+        {
+            return Err("inconsistent sizes: `max_position_embeddings` or `layer_norm_eps`".into());
+        }
+        Ok(config)
+    }
+
+    /// The number of the first position of a text. RoBERTa begins after the id of the padding token.
+    fn first_position(&self) -> usize {
+        let after_padding = MODEL_TYPES.contains(&(self.model_type.as_str(), true));
+        if after_padding { self.pad_token_id.unwrap_or(1).saturating_add(1) } else { 0 }
+    }
+}
+
+/// A linear layer.
+pub struct Linear {
     weight: Array2<f32>,
     bias: Array1<f32>,
+}
+
+/// Whether a linear layer has a bias.
+#[derive(Clone, Copy)]
+pub enum Bias {
+    /// Its tensor must exist.
+    Present,
+    /// It is zero.
+    Absent,
 }
 
 struct LayerNorm {
@@ -43,8 +92,21 @@ struct LayerNorm {
     epsilon: f32,
 }
 
+/// The activation function of the intermediate layer.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Activation {
+    /// x · Φ(x).
+    Gelu,
+    /// Its approximation with the hyperbolic tangent.
+    #[serde(rename = "gelu_new", alias = "gelu_pytorch_tanh")]
+    GeluTanh,
+    Relu,
+}
+
 struct EncoderLayer {
     heads: usize,
+    activation: Activation,
     query: Linear,
     key: Linear,
     value: Linear,
@@ -56,45 +118,25 @@ struct EncoderLayer {
 }
 
 impl Bert {
-    /// Builds a model from a `config.json` and the weights. All shapes are validated here, so that inference cannot
+    /// Builds a model from its configuration and weights. All shapes are validated here, so that inference cannot
     /// fail.
-    pub fn new(config: &[u8], weights: &Weights<'_>) -> Result<Self, String> {
-        let shape: BertConfig =
-            serde_json::from_slice(config).map_err(|e| format!("config.json is not that of a BERT model: {e}"))?;
+    pub fn new(shape: &BertConfig, weights: Weights<'_>) -> Result<Self, String> {
         let size = shape.hidden_size;
-        let absolute = shape.position_embedding_type.as_deref().is_none_or(|p| p == "absolute");
-        if shape.model_type != "bert" || shape.hidden_act != "gelu" || !absolute {
-            return Err(format!(
-                "unsupported model type {} with {}; only plain BERT is supported",
-                shape.model_type, shape.hidden_act
-            ));
-        }
-        let heads = shape.num_attention_heads;
-        if size == 0
-            || heads == 0
-            || !size.is_multiple_of(heads)
-            || !(1..=MAX_LAYERS).contains(&shape.num_hidden_layers)
-        {
-            return Err(format!(
-                "inconsistent sizes in config.json: hidden size {size}, {heads} heads, {} layers",
-                shape.num_hidden_layers
-            ));
-        }
-        if shape.max_position_embeddings < 2
-            || shape.type_vocab_size == 0
-            || !(0.0..1.0).contains(&shape.layer_norm_eps)
-        {
-            return Err("inconsistent sizes in config.json".into());
-        }
+        // A model for another task has the encoder under a name of its own.
+        let weights = &weights.relative_to("embeddings.word_embeddings.weight")?;
         let matrix = |name: &str, rows| weights.matrix(&format!("embeddings.{name}_embeddings.weight"), rows, size);
+        let all_positions = matrix("position", shape.max_position_embeddings)?;
+        let mut position_embeddings =
+            all_positions.slice_axis(Axis(0), Slice::from(shape.first_position()..)).to_owned();
         // Every text has token type 0, so that embedding is added to the position embeddings in advance.
-        let position_embeddings = matrix("position", shape.max_position_embeddings)?;
-        let position_embeddings = position_embeddings + matrix("token_type", shape.type_vocab_size)?.row(0);
-        let layer = |i| EncoderLayer::new(weights, &format!("encoder.layer.{i}"), &shape);
+        if shape.type_vocab_size > 0 {
+            position_embeddings += &matrix("token_type", shape.type_vocab_size)?.row(0);
+        }
+        let layer = |i| EncoderLayer::new(weights, &format!("encoder.layer.{i}"), shape);
         Ok(Self {
             word_embeddings: matrix("word", shape.vocab_size)?,
             position_embeddings,
-            norm: LayerNorm::new(weights, "embeddings", &shape)?,
+            norm: LayerNorm::new(weights, "embeddings", shape)?,
             layers: (0..shape.num_hidden_layers).map(layer).collect::<Result<_, _>>()?,
         })
     }
@@ -114,18 +156,22 @@ impl Bert {
         self.word_embeddings.ncols()
     }
 
-    /// Computes the embedding of a text: the mean over its tokens. `ids` must contain at least one token and at
-    /// most [`Bert::max_positions`], each less than [`Bert::vocabulary_size`].
-    pub fn vector(&self, ids: &[u32]) -> Vec<f32> {
-        let mut x = self.position_embeddings.slice_axis(Axis(0), Slice::from(..ids.len())).to_owned();
-        for (mut row, id) in x.rows_mut().into_iter().zip(ids) {
+    /// Computes the vectors of all tokens of several texts, as rows of one matrix. Each text must contain at least
+    /// one token and at most [`Bert::max_positions`], each less than [`Bert::vocabulary_size`].
+    pub fn token_vectors(&self, texts: &[Vec<u32>]) -> Array2<f32> {
+        let count = texts.iter().map(Vec::len).sum();
+        let mut x = Array2::zeros((count, self.dimensions()));
+        let tokens = texts.iter().flat_map(|ids| ids.iter().zip(self.position_embeddings.rows()));
+        for (mut row, (id, position)) in x.rows_mut().into_iter().zip(tokens) {
             row += &self.word_embeddings.row(*id as usize);
+            row += &position;
         }
         self.norm.apply(&mut x);
+        let lengths: Vec<usize> = texts.iter().map(Vec::len).collect();
         for layer in &self.layers {
-            x = layer.apply(x);
+            x = layer.apply(x, &lengths);
         }
-        (x.sum_axis(Axis(0)) / ids.len() as f32).to_vec()
+        x
     }
 }
 
@@ -133,9 +179,12 @@ impl EncoderLayer {
     fn new(weights: &Weights<'_>, prefix: &str, shape: &BertConfig) -> Result<Self, String> {
         let size = shape.hidden_size;
         let intermediate_size = shape.intermediate_size;
-        let linear = |name: &str, outputs, inputs| Linear::new(weights, &format!("{prefix}.{name}"), outputs, inputs);
+        let linear = |name: &str, outputs, inputs| {
+            Linear::new(weights, &format!("{prefix}.{name}"), outputs, inputs, Bias::Present)
+        };
         Ok(Self {
             heads: shape.num_attention_heads,
+            activation: shape.hidden_act,
             query: linear("attention.self.query", size, size)?,
             key: linear("attention.self.key", size, size)?,
             value: linear("attention.self.value", size, size)?,
@@ -147,43 +196,62 @@ impl EncoderLayer {
         })
     }
 
-    fn apply(&self, x: Array2<f32>) -> Array2<f32> {
-        let mut x = self.attention_output.apply(&self.attention(&x).view()) + x;
+    /// Applies the layer to the tokens of texts of these lengths.
+    fn apply(&self, x: Array2<f32>, lengths: &[usize]) -> Array2<f32> {
+        let mut x = self.attention_output.apply(&self.attention(&x, lengths).view()) + x;
         self.attention_norm.apply(&mut x);
         let mut intermediate = self.intermediate.apply(&x.view());
-        intermediate.mapv_inplace(gelu);
+        intermediate.mapv_inplace(|x| self.activation.apply(x));
         let mut x = self.output.apply(&intermediate.view()) + x;
         self.norm.apply(&mut x);
         x
     }
 
-    /// Multi-head self-attention over all tokens.
-    fn attention(&self, x: &Array2<f32>) -> Array2<f32> {
+    /// Multi-head self-attention, in each text over its own tokens.
+    fn attention(&self, x: &Array2<f32>, lengths: &[usize]) -> Array2<f32> {
         let [query, key, value] = [&self.query, &self.key, &self.value].map(|l| l.apply(&x.view()));
         let mut context = Array2::zeros(x.raw_dim());
         let width = x.ncols() / self.heads;
-        for head in 0..self.heads {
-            let columns = Slice::from(head * width..(head + 1) * width);
-            let [query, key, value] = [&query, &key, &value].map(|x| x.slice_axis(Axis(1), columns));
-            let mut scores = query.dot(&key.t()) / (width as f32).sqrt();
-            for mut row in scores.rows_mut() {
-                let largest = row.fold(f32::NEG_INFINITY, |largest, n| largest.max(*n));
-                row.mapv_inplace(|n| (n - largest).exp());
-                row /= row.sum();
+        let mut start = 0;
+        for length in lengths {
+            let rows = Slice::from(start..start + length);
+            start += length;
+            let [query, key, value] = [&query, &key, &value].map(|x| x.slice_axis(Axis(0), rows));
+            let mut context = context.slice_axis_mut(Axis(0), rows);
+            for head in 0..self.heads {
+                let columns = Slice::from(head * width..(head + 1) * width);
+                let [query, key, value] = [&query, &key, &value].map(|x| x.slice_axis(Axis(1), columns));
+                let mut scores = query.dot(&key.t()) / (width as f32).sqrt();
+                for mut row in scores.rows_mut() {
+                    let largest = row.fold(f32::NEG_INFINITY, |largest, n| largest.max(*n));
+                    row.mapv_inplace(|n| (n - largest).exp());
+                    row /= row.sum();
+                }
+                context.slice_axis_mut(Axis(1), columns).assign(&scores.dot(&value));
             }
-            context.slice_axis_mut(Axis(1), columns).assign(&scores.dot(&value));
         }
         context
     }
 }
 
 impl Linear {
-    fn new(weights: &Weights<'_>, prefix: &str, outputs: usize, inputs: usize) -> Result<Self, String> {
+    /// Reads the tensors `prefix.weight` and `prefix.bias`.
+    pub fn new(weights: &Weights<'_>, prefix: &str, outputs: usize, inputs: usize, bias: Bias) -> Result<Self, String> {
         let weight = weights.matrix(&format!("{prefix}.weight"), outputs, inputs)?;
-        Ok(Self { weight, bias: weights.vector(&format!("{prefix}.bias"), outputs)? })
+        let bias = match bias {
+            Bias::Present => weights.vector(&format!("{prefix}.bias"), outputs)?,
+            Bias::Absent => Array1::zeros(outputs),
+        };
+        Ok(Self { weight, bias })
     }
 
-    fn apply(&self, x: &ArrayView2<'_, f32>) -> Array2<f32> {
+    /// Returns the number of components of an output.
+    pub fn outputs(&self) -> usize {
+        self.bias.len()
+    }
+
+    /// Applies the layer to each row.
+    pub fn apply(&self, x: &ArrayView2<'_, f32>) -> Array2<f32> {
         x.dot(&self.weight.t()) + &self.bias
     }
 }
@@ -203,6 +271,19 @@ impl LayerNorm {
             row /= deviation;
             row *= &self.weight;
             row += &self.bias;
+        }
+    }
+}
+
+impl Activation {
+    fn apply(self, x: f32) -> f32 {
+        match self {
+            Self::Gelu => gelu(x),
+            Self::GeluTanh => {
+                let inner = (2.0 * std::f32::consts::FRAC_1_PI).sqrt() * (x + 0.044_715 * x * x * x);
+                0.5 * x * (1.0 + inner.tanh())
+            }
+            Self::Relu => x.max(0.0),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The configured embedding backend.
 
 use super::local::LocalModel;
+use super::prefixes::Prefixes;
 use super::server::EmbeddingServer;
 use crate::config::embeddings::{EmbeddingBackend, Embeddings};
 use std::sync::Arc;
@@ -12,10 +13,10 @@ pub enum EmbeddingSource {
     /// No embeddings are configured.
     #[default]
     None,
-    /// A model in this process.
-    Local(Arc<LocalModel>),
-    /// An OpenAI-compatible embedding server.
-    Server(Arc<EmbeddingServer>),
+    /// A model in this process, and what it is given before the texts of memories.
+    Local(Arc<LocalModel>, Prefixes),
+    /// An OpenAI-compatible embedding server, likewise.
+    Server(Arc<EmbeddingServer>, Prefixes),
 }
 
 impl EmbeddingSource {
@@ -25,9 +26,14 @@ impl EmbeddingSource {
             EmbeddingBackend::None => Self::None,
             EmbeddingBackend::Local(path) => {
                 let path = path.to_owned();
-                Self::Local(Arc::new(tokio::task::spawn_blocking(move || LocalModel::load(&path)).await??))
+                let model = tokio::task::spawn_blocking(move || LocalModel::load(&path)).await??;
+                let prefixes = model.prefixes().clone().or_configured(config);
+                Self::Local(Arc::new(model), prefixes)
             }
-            EmbeddingBackend::Server(_) => Self::Server(Arc::new(EmbeddingServer::new(config)?)),
+            EmbeddingBackend::Server(_) => {
+                let prefixes = Prefixes::of_family(&config.model).or_configured(config);
+                Self::Server(Arc::new(EmbeddingServer::new(config)?), prefixes)
+            }
         })
     }
 
@@ -35,21 +41,25 @@ impl EmbeddingSource {
     pub fn embedder(&self) -> Option<Embedder> {
         match self.clone() {
             Self::None => None,
-            Self::Local(local) => Some(Embedder::new(local.name().to_owned(), move |texts| {
-                let local = local.clone();
-                async move { Ok(local.embed(texts).await?.0) }
-            })),
-            Self::Server(server) => Some(Embedder::new(server.name().to_owned(), move |texts| {
-                let server = server.clone();
-                async move { server.embed(texts).await }
-            })),
+            Self::Local(local, prefixes) => {
+                Some(Embedder::with_input(prefixes.named(local.name()), move |texts, input| {
+                    let (local, texts) = (local.clone(), prefixes.apply(texts, input));
+                    async move { Ok(local.embed(texts).await?.0) }
+                }))
+            }
+            Self::Server(server, prefixes) => {
+                Some(Embedder::with_input(prefixes.named(server.name()), move |texts, input| {
+                    let (server, texts) = (server.clone(), prefixes.apply(texts, input));
+                    async move { server.embed(texts).await }
+                }))
+            }
         }
     }
 
     /// Returns the local model if it has this name.
     pub fn local(&self, name: &str) -> Option<&Arc<LocalModel>> {
         match self {
-            Self::Local(local) if local.name() == name => Some(local),
+            Self::Local(local, _) if local.name() == name => Some(local),
             _ => None,
         }
     }
@@ -57,7 +67,7 @@ impl EmbeddingSource {
     /// Returns the name of the local model, or `None` if the backend is not local.
     pub fn local_name(&self) -> Option<&str> {
         match self {
-            Self::Local(local) => Some(local.name()),
+            Self::Local(local, _) => Some(local.name()),
             _ => None,
         }
     }

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
+use tenure::memory::{EmbeddingInput, MemoryTarget, NewMemory};
 use tenure_server::config::Config;
 use tenure_server::config::embeddings::Embeddings;
 use tenure_server::config::embeddings::LOCAL_MODEL_NAME;
@@ -19,6 +20,14 @@ use tenure_server::embed::{EmbeddingSource, LocalModel};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/embed").join(name)
+}
+
+/// A copy of a model, to be changed.
+fn copied(name: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let copy = Command::new("cp").arg("-r").arg(fixture(name).join(".")).arg(dir.path()).status();
+    assert!(copy.unwrap().success());
+    dir
 }
 
 /// The directory of the real model, next to the package it came in. `make test` downloads it.
@@ -39,10 +48,12 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// The embeddings that PyTorch computes with the same weights.
+/// The embedding that the reference implementation computes with the same weights.
 #[derive(Deserialize)]
 struct Expected {
     text: String,
+    #[serde(default)]
+    ids: Vec<u32>,
     vector: Vec<f32>,
 }
 
@@ -101,10 +112,43 @@ fn broken_models_are_refused() {
         (Box::new(write("model.safetensors", "")), "too short"),
         (Box::new(truncate), "the offsets of"),
         (Box::new(more_pieces), "token ids beyond the vocabulary of the weights"),
-        (Box::new(write("1_Pooling/config.json", r#"{"pooling_mode_mean_tokens": false}"#)), "mean"),
-        (Box::new(config("model_type", json!("roberta"))), "roberta"),
-        (Box::new(config("hidden_act", json!("relu"))), "relu"),
-        (Box::new(config("position_embedding_type", json!("relative_key"))), "plain BERT"),
+        (Box::new(write("1_Pooling/config.json", r#"{"pooling_mode_mean_tokens": false}"#)), "one of cls, mean"),
+        (
+            Box::new(write("1_Pooling/config.json", r#"{"pooling_mode_lasttoken": true}"#)),
+            "1_Pooling/config.json: unsupported pooling [\"lasttoken\"]",
+        ),
+        (
+            Box::new(write(
+                "1_Pooling/config.json",
+                r#"{"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": true}"#,
+            )),
+            "one of cls",
+        ),
+        (
+            Box::new(write("1_Pooling/config.json", r#"{"pooling_mode": "mean", "include_prompt": false}"#)),
+            "include_prompt",
+        ),
+        (Box::new(write("modules.json", "[]")), "modules.json: the first module must be a Transformer"),
+        (
+            Box::new(write("modules.json", r#"[{"type": "x.Transformer", "path": "../other"}]"#)),
+            "outside the model's directory",
+        ),
+        (
+            Box::new(write("modules.json", r#"[{"type": "x.Transformer"}, {"type": "x.CNN", "path": "1_CNN"}]"#)),
+            "unsupported module \"CNN\"",
+        ),
+        (
+            Box::new(write("modules.json", r#"[{"type": "x.Transformer"}, {"type": "x.Pooling", "path": "1_P"}]"#)),
+            "1_P/config.json is missing",
+        ),
+        (Box::new(write("sentence_bert_config.json", r#"{"max_seq_length": 2}"#)), "max_seq_length"),
+        (
+            Box::new(write("config_sentence_transformers.json", r#"{"prompts": []}"#)),
+            "config_sentence_transformers.json",
+        ),
+        (Box::new(config("model_type", json!("distilbert"))), "distilbert"),
+        (Box::new(config("hidden_act", json!("silu"))), "silu"),
+        (Box::new(config("position_embedding_type", json!("relative_key"))), "absolute"),
         (Box::new(config("num_attention_heads", json!(3))), "3 heads"),
         (Box::new(config("num_attention_heads", json!(0))), "0 heads"),
         (Box::new(config("num_hidden_layers", json!(3))), "encoder.layer.2"),
@@ -113,7 +157,7 @@ fn broken_models_are_refused() {
         (Box::new(config("hidden_size", json!(0))), "inconsistent sizes"),
         (Box::new(config("vocab_size", json!(21))), "shape"),
         (Box::new(config("max_position_embeddings", json!(0))), "inconsistent sizes"),
-        (Box::new(config("type_vocab_size", json!(0))), "inconsistent sizes"),
+        (Box::new(config("type_vocab_size", json!(3))), "shape"),
         (Box::new(config("intermediate_size", json!(-1))), "config.json"),
     ];
     for (change, want) in cases {
@@ -125,6 +169,101 @@ fn broken_models_are_refused() {
         let error = format!("{:#}", LocalModel::load(dir.path()).unwrap_err());
         assert!(error.contains(want), "{error:?} instead of {want:?}");
     }
+}
+
+/// Pooling, dense layers, tokenizers and architectures beside those of all-MiniLM-L6-v2, as Hugging Face's libraries
+/// compute them (`tests/fixtures/embed/generate.py`).
+#[tokio::test(flavor = "multi_thread")]
+async fn models_of_each_kind_as_the_reference_has_them() {
+    let mut names = std::collections::HashSet::new();
+    for (name, dimensions) in
+        [("bert-cls-cased", 12), ("bert-max-dense", 5), ("xlm-roberta-mean", 12), ("xlm-roberta-early", 12)]
+    {
+        let expected = std::fs::read(fixture(name).join("expected.json")).unwrap();
+        let expected: Vec<Expected> = serde_json::from_slice(&expected).unwrap();
+        let local = LocalModel::load(&fixture(name)).unwrap();
+        assert_eq!(local.dimensions(), dimensions);
+        for Expected { text, ids, vector } in &expected {
+            let (vectors, tokens) = local.embed(vec![text.clone()]).await.unwrap();
+            assert_eq!(tokens, ids.len(), "{name}: {text:?}");
+            assert!(near(&vectors[0], vector, 2e-5), "{name}: {text:?}: {:?} {vector:?}", vectors[0]);
+        }
+        // Texts that are embedded together do not influence each other.
+        let texts: Vec<&Expected> = expected.iter().rev().cycle().take(100).collect();
+        let (vectors, _) = local.embed(texts.iter().map(|e| e.text.clone()).collect()).await.unwrap();
+        assert_eq!(vectors.len(), 100);
+        for (got, Expected { text, vector, .. }) in vectors.iter().zip(texts) {
+            assert!(near(got, vector, 2e-5), "{name}: {text:?} among others: {got:?} {vector:?}");
+        }
+        names.insert(local.name().to_owned());
+    }
+    assert_eq!(names.len(), 4, "{names:?}");
+}
+
+/// What changes the vectors changes the name.
+#[test]
+fn a_model_is_named_by_all_that_matters() {
+    let name = |file: &str, text: &str| {
+        let dir = copied("tiny");
+        std::fs::create_dir_all(dir.path().join(file).parent().unwrap()).unwrap();
+        std::fs::write(dir.path().join(file), text).unwrap();
+        LocalModel::load(dir.path()).unwrap().name().to_owned()
+    };
+    let unchanged = LocalModel::load(&fixture("tiny")).unwrap().name().to_owned();
+    assert_eq!(name("1_Pooling/config.json", r#"{"pooling_mode_mean_tokens": true}"#), unchanged);
+    let changed = [
+        name("1_Pooling/config.json", r#"{"pooling_mode_cls_token": true}"#),
+        name("1_Pooling/config.json", r#"{"pooling_mode_max_tokens": true}"#),
+        name("sentence_bert_config.json", r#"{"max_seq_length": 5}"#),
+        name("sentence_bert_config.json", r#"{"do_lower_case": true}"#),
+        unchanged,
+    ];
+    let distinct: std::collections::HashSet<_> = changed.iter().collect();
+    assert_eq!(distinct.len(), changed.len(), "{changed:?}");
+}
+
+/// The parts of a divided model are files beside their index.
+#[test]
+fn a_missing_part_of_the_weights_is_named() {
+    let dir = copied("xlm-roberta-mean");
+    let part = "model-00002-of-00002.safetensors";
+    std::fs::remove_file(dir.path().join(part)).unwrap();
+    let error = format!("{:#}", LocalModel::load(dir.path()).unwrap_err());
+    assert!(error.contains(&format!("{part} is missing, which model.safetensors.index.json lists")), "{error}");
+    let index = r#"{"weight_map": {"a": "../model.safetensors"}}"#;
+    std::fs::write(dir.path().join("model.safetensors.index.json"), index).unwrap();
+    let error = format!("{:#}", LocalModel::load(dir.path()).unwrap_err());
+    assert!(error.contains("is not the name of a file"), "{error}");
+}
+
+/// Questions and memories get the prefixes of the model's files, or those that are configured.
+#[tokio::test]
+async fn prefixes_of_a_local_model() {
+    let path = fixture("bert-cls-cased");
+    let local = LocalModel::load(&path).unwrap();
+    let open = async |settings: &str| {
+        let config = format!("embeddings: {{model: local, path: '{}'{settings}}}", path.display());
+        let config = Config::parse(&config).unwrap().embeddings;
+        EmbeddingSource::open(&config).await.unwrap().embedder().unwrap()
+    };
+    let mut names = vec![local.name().to_owned()];
+    for (settings, query, passage) in [
+        ("", "Search: ferry", "ferry"),
+        (", query_prefix: '', passage_prefix: 'Text: '", "ferry", "Text: ferry"),
+        (", query_prefix: 'Find: '", "Find: ferry", "ferry"),
+    ] {
+        let embedder = open(settings).await;
+        for (input, text) in [(EmbeddingInput::Query, query), (EmbeddingInput::Passage, passage)] {
+            let want = local.embed(vec![text.to_owned()]).await.unwrap().0;
+            assert_eq!(embedder.embed(vec!["ferry".to_owned()], input).await.unwrap(), want, "{settings}: {input:?}");
+        }
+        names.push(embedder.name().to_owned());
+    }
+    // Without a prefix, the vectors are those of the model itself.
+    names.push(open(", query_prefix: ''").await.name().to_owned());
+    assert_eq!(names.pop().as_deref(), Some(local.name()));
+    let distinct: std::collections::HashSet<_> = names.iter().collect();
+    assert_eq!(distinct.len(), names.len(), "{names:?}");
 }
 
 /// Reference values: the first components of each embedding.
@@ -333,7 +472,7 @@ async fn a_server_that_embeds() {
     let embedder = server.start(json!({})).await;
     assert_eq!(embedder.name(), "m");
     let texts: Vec<String> = (1..=7).map(|n| "ж".repeat(n)).collect();
-    let vectors = embedder.embed(texts.clone()).await.unwrap();
+    let vectors = embedder.embed(texts.clone(), EmbeddingInput::Query).await.unwrap();
     let angles: Vec<i32> = vectors.iter().map(|v| (v[0] / v[1]).round() as i32).collect();
     assert_eq!(angles, [1, 2, 3, 4, 5, 6, 7]);
     assert!(vectors.iter().all(|v| (dot(v, v) - 1.0).abs() < 1e-6));
@@ -343,16 +482,73 @@ async fn a_server_that_embeds() {
         assert_eq!((sizes(&seen), &seen[0]["model"]), (vec![3, 3, 1], &json!("m")));
         assert!(seen[0].get("dimensions").is_none());
     }
-    assert_eq!(embedder.embed(Vec::new()).await.unwrap(), Vec::<Vec<f32>>::new());
+    assert_eq!(embedder.embed(Vec::new(), EmbeddingInput::Query).await.unwrap(), Vec::<Vec<f32>>::new());
     // A text that is too long is truncated, and a server that is not ready is retried.
     server.responses.lock().unwrap().push((503, json!({})));
-    let vectors = embedder.embed(vec!["ж".repeat(20_000)]).await.unwrap();
+    let vectors = embedder.embed(vec!["ж".repeat(20_000)], EmbeddingInput::Query).await.unwrap();
     assert_eq!((vectors[0][0] / vectors[0][1]).round(), 8000.0);
     // The number of dimensions is requested, and is part of the name.
     let embedder = server.start(json!({"dimensions": 2})).await;
     assert_eq!(embedder.name(), "m:2");
-    embedder.embed(vec!["x".into()]).await.unwrap();
+    embedder.embed(vec!["x".into()], EmbeddingInput::Query).await.unwrap();
     assert_eq!(server.seen.lock().unwrap().last().unwrap()["dimensions"], 2);
+}
+
+#[tokio::test]
+async fn prefixes_of_a_model_on_a_server() {
+    let server = Embeds::default();
+    for (settings, query, passage) in [
+        (json!({"model": "intfloat/multilingual-e5-small"}), "query: x", "passage: x"),
+        (json!({"model": "intfloat/multilingual-e5-small", "query_prefix": "", "passage_prefix": ""}), "x", "x"),
+        (json!({"model": "gte-base", "query_prefix": "q: "}), "q: x", "x"),
+    ] {
+        let embedder = server.start(settings.clone()).await;
+        for (input, want) in [(EmbeddingInput::Query, query), (EmbeddingInput::Passage, passage)] {
+            embedder.embed(vec!["x".into()], input).await.unwrap();
+            assert_eq!(server.seen.lock().unwrap().last().unwrap()["input"], json!([want]), "{settings}");
+        }
+        assert_eq!(embedder.name() == settings["model"], query == "x" && passage == "x", "{}", embedder.name());
+    }
+}
+
+/// `tenure memories embed` computes the vectors that the memories of a store do not have.
+#[tokio::test]
+async fn memories_of_a_store_are_embedded_by_command() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = format!("sqlite:{}", dir.path().join("t.db").display());
+    let ada = tenure::Principal::new("default", "ada").unwrap();
+    {
+        let tenure = tenure::Tenure::open(&store).await.unwrap();
+        for n in 0..40 {
+            let memory = NewMemory { text: format!("ferry {n}"), ..NewMemory::default() };
+            tenure.remember(&ada, &MemoryTarget::Own, memory).await.unwrap();
+        }
+    }
+    let configure = |embeddings: Value| {
+        let config = json!({"store": store, "embeddings": embeddings}).to_string();
+        std::fs::write(dir.path().join("tenure.yaml"), config).unwrap();
+    };
+    configure(json!({}));
+    let run = |args: &[&str]| tenure(dir.path(), &[], args);
+    let (succeeded, output) = run(&["memories", "embed"]);
+    assert!(!succeeded && output.contains("embeddings.model"), "{output}");
+    configure(json!({"model": "local", "path": fixture("tiny")}));
+    for (args, want) in [
+        (&["memories", "embed"][..], "40 memories have new embeddings"),
+        (&["memories", "embed", "--json"], r#"{"embedded":0}"#),
+        (&["memories", "search", "ferry", "--user", "ada", "--json"], r#""mode":"hybrid""#),
+    ] {
+        let (succeeded, output) = run(args);
+        assert!(succeeded && output.contains(want), "{args:?}: {output}");
+    }
+    // Another prefix: all vectors are computed again.
+    configure(json!({"model": "local", "path": fixture("tiny"), "passage_prefix": "ferry: "}));
+    let (succeeded, output) = run(&["memories", "embed", "--json"]);
+    assert!(succeeded && output.contains(r#"{"embedded":40}"#), "{output}");
+    // A model that cannot be loaded does not keep anybody from reading or forgetting memories.
+    configure(json!({"model": "local", "path": "missing"}));
+    let (succeeded, output) = run(&["memories", "list", "--user", "ada"]);
+    assert!(succeeded && output.contains("ferry 39"), "{output}");
 }
 
 #[tokio::test]
@@ -386,12 +582,25 @@ async fn a_server_that_embeds_badly() {
         (0, json!({}), "embeddings.timeout"),
     ] {
         server.responses.lock().unwrap().push((status, answer.clone()));
-        let error = embedder.embed(vec!["a".into(), "b".into()]).await.unwrap_err().to_string();
+        let error = embedder.embed(vec!["a".into(), "b".into()], EmbeddingInput::Query).await.unwrap_err().to_string();
         assert!(error.contains(want) && !error.contains("secret"), "{answer}: {error}");
     }
     let embedder = server.start(json!({"dimensions": 3})).await;
-    assert!(embedder.embed(vec!["a".into()]).await.unwrap_err().to_string().contains("2 dimensions instead of 3"));
+    assert!(
+        embedder
+            .embed(vec!["a".into()], EmbeddingInput::Query)
+            .await
+            .unwrap_err()
+            .to_string()
+            .contains("2 dimensions instead of 3")
+    );
     let gone = json!({"embeddings": {"model": "m", "base_url": "http://127.0.0.1:9/v1", "retries": 0}}).to_string();
     let gone = EmbeddingSource::open(&Config::parse(&gone).unwrap().embeddings).await.unwrap().embedder().unwrap();
-    assert!(gone.embed(vec!["a".into()]).await.unwrap_err().to_string().contains("cannot be reached"));
+    assert!(
+        gone.embed(vec!["a".into()], EmbeddingInput::Query)
+            .await
+            .unwrap_err()
+            .to_string()
+            .contains("cannot be reached")
+    );
 }

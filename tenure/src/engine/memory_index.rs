@@ -63,8 +63,7 @@ pub(crate) struct MemoryIndex {
 impl MemoryIndex {
     /// Creates an empty index for the vectors of an embedding model.
     pub fn new(model: Option<&str>) -> Self {
-        let vectors = model.map(|model| VectorIndex { model: model.to_owned(), ..VectorIndex::default() });
-        Self { vectors, ..Self::default() }
+        Self { vectors: model.map(VectorIndex::new), ..Self::default() }
     }
 
     /// Inserts or replaces a memory.

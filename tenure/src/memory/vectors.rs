@@ -1,6 +1,6 @@
 //! Embedding vectors of memories. A vector is stored with its memory, quantized to one byte per dimension.
 
-use crate::executors::embedder::Embedder;
+use crate::executors::embedder::{Embedder, EmbeddingInput};
 use crate::memory::memories::decode_memory;
 use crate::store::item::{Item, Namespace};
 use crate::tenure::Tenure;
@@ -8,12 +8,14 @@ use crate::types::error::{Error, Result};
 use crate::types::error_source::{BoxError, ErrorSource};
 use crate::types::memory::MemoryRecord;
 use crate::types::vector::Vector;
-
+use futures_util::future::try_join_all;
 use std::time::Duration;
 
-/// Timeout for an embedding request. When a question exceeds it, the recall falls back to word
-/// search.
+/// Timeout for the embedding of a question or of one memory. When a question exceeds it, the recall
+/// falls back to word search.
 const EMBED_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout for the embedding of a batch of memories, for which no request waits.
+const BATCH_TIMEOUT: Duration = Duration::from_secs(300);
 /// Number of texts per embedding request.
 pub(crate) const BATCH: usize = 32;
 
@@ -22,7 +24,7 @@ impl Tenure {
     /// then found by word search, and embedded later.
     pub(crate) async fn vector_of(&self, text: &str) -> Option<Vec<f32>> {
         let embedder = self.engine.options().embedder.as_ref()?;
-        match embed(embedder, vec![text.to_owned()]).await {
+        match embed(embedder, vec![text.to_owned()], EmbeddingInput::Passage, EMBED_TIMEOUT).await {
             Ok(vectors) => vectors.into_iter().next(),
             Err(e) => {
                 tracing::warn!(reason = %e, "could not embed a memory; it is found by words only until it is embedded");
@@ -41,7 +43,8 @@ impl Tenure {
         let Some(embedder) = self.engine.options().embedder.as_ref() else {
             return Err("no embedder is configured".to_owned());
         };
-        embed(embedder, questions.to_vec()).await.map_err(|e| e.to_string())
+        let vectors = embed(embedder, questions.to_vec(), EmbeddingInput::Query, EMBED_TIMEOUT).await;
+        vectors.map_err(|e| e.to_string())
     }
 
     /// Computes missing vectors (of the current model) for the memories of a namespace, and returns
@@ -66,11 +69,14 @@ impl Tenure {
             }
             for batch in missing.chunks(BATCH) {
                 let texts = batch.iter().map(|(_, text)| text.clone()).collect();
-                let vectors =
-                    embed(embedder, texts).await.map_err(|e| Error::unavailable_from(ErrorSource::boxed(e)))?;
-                for ((id, _), vector) in batch.iter().zip(vectors) {
-                    self.store_vector(namespace, id, Vector::new(embedder.name(), &vector)).await?;
-                }
+                let vectors = embed(embedder, texts, EmbeddingInput::Passage, BATCH_TIMEOUT).await;
+                let vectors = vectors.map_err(|e| Error::unavailable_from(ErrorSource::boxed(e)))?;
+                // Written concurrently, so that a store can combine the writes.
+                let writes = batch
+                    .iter()
+                    .zip(vectors)
+                    .map(|((id, _), vector)| self.store_vector(namespace, id, Vector::new(embedder.name(), &vector)));
+                try_join_all(writes).await?;
                 count += batch.len();
                 on_batch(batch.len());
             }
@@ -100,7 +106,12 @@ impl Tenure {
     }
 }
 
-async fn embed(embedder: &Embedder, texts: Vec<String>) -> Result<Vec<Vec<f32>>, BoxError> {
-    let timed_out = |_| format!("embedder {} timed out after {EMBED_TIMEOUT:?}", embedder.name());
-    tokio::time::timeout(EMBED_TIMEOUT, embedder.embed(texts)).await.map_err(timed_out)?
+async fn embed(
+    embedder: &Embedder,
+    texts: Vec<String>,
+    input: EmbeddingInput,
+    timeout: Duration,
+) -> Result<Vec<Vec<f32>>, BoxError> {
+    let timed_out = |_| format!("embedder {} timed out after {timeout:?}", embedder.name());
+    tokio::time::timeout(timeout, embedder.embed(texts, input)).await.map_err(timed_out)?
 }
