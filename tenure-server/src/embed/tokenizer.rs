@@ -20,6 +20,9 @@ pub struct Tokenizer {
     end: Vec<u32>,
 }
 
+/// The special tokens before and after a text.
+type Frame = (Vec<u32>, Vec<u32>);
+
 enum TokenModel {
     WordPiece(WordPiece),
     Unigram(Unigram),
@@ -230,7 +233,7 @@ impl Split {
 }
 
 /// The special tokens before and after a text, from the field `post_processor` of a `tokenizer.json`.
-fn special_tokens(file: &Value, added: &[AddedToken]) -> Result<Option<(Vec<u32>, Vec<u32>)>, String> {
+fn special_tokens(file: &Value, added: &[AddedToken]) -> Result<Option<Frame>, String> {
     let invalid = || "invalid post-processor".to_owned();
     let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(invalid);
     match file["type"].as_str() {
