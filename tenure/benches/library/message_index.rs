@@ -92,7 +92,7 @@ pub async fn cost(report: &mut Report) {
         }
         let mean = |times: &[Duration]| times.iter().sum::<Duration>() / times.len() as u32;
         let [on, off] = &times;
-        let row = |what: &str| format!("append a turn with the message index, beside without, {name}, {what}");
+        let row = |average: &str| format!("append a turn with the message index, beside without, {name}, {average}");
         report.row(row("mean"), ms(mean(on)), ms(mean(off)), ratio(mean(on), mean(off)), Promise::None);
         let (on, off) = (median(on.clone()), median(off.clone()));
         report.row(row("median"), ms(on), ms(off), ratio(on, off), Promise::AtMost(1.25));

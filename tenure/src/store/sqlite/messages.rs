@@ -35,8 +35,21 @@ pub(super) struct MessageRows {
     rules: i64,
     tenant_hash: String,
     user_hash: String,
-    added: Vec<IndexedMessage>,
+    added: Vec<MessageRow>,
     discarded_after: Option<Seq>,
+}
+
+/// A message that is added, with its words separated by spaces.
+struct MessageRow {
+    seq: Seq,
+    position: i64,
+    words: String,
+}
+
+impl MessageRow {
+    fn new(message: &IndexedMessage) -> Self {
+        Self { seq: message.seq, position: message.position as i64, words: message.words.join(" ") }
+    }
 }
 
 impl MessageRows {
@@ -53,7 +66,7 @@ impl MessageRows {
             rules: rules.0.cast_signed(),
             tenant_hash: tenant_hash(tenant),
             user_hash: user_hash(tenant, user),
-            added: added.to_vec(),
+            added: added.iter().map(MessageRow::new).collect(),
             discarded_after: None,
         }
     }
@@ -77,7 +90,7 @@ impl MessageRows {
             return Ok(Some(AddedMessages::default()));
         }
         // More than one step moves is indexed at once.
-        let bytes: usize = self.added.iter().flat_map(|message| &message.words).map(String::len).sum();
+        let bytes: usize = self.added.iter().map(|message| message.words.len()).sum();
         let is_recent = self.added.len() <= MAX_MOVED && bytes <= MAX_MOVED_BYTES;
         let count = self.added.len() as i64;
         let row = conn
@@ -97,12 +110,11 @@ impl MessageRows {
         let mut docs = VecDeque::with_capacity(self.added.len());
         for (message, doc) in self.added.iter().zip(last_doc + 1..) {
             if is_recent {
-                insert.execute(params![doc, self.tenant_hash, self.user_hash, message.words.join(" ")])?;
+                insert.execute(params![doc, self.tenant_hash, self.user_hash, message.words])?;
             } else {
-                let words = message.words.iter().map(String::as_str);
-                insert.execute(params![doc, prefixed(&self.tenant_hash, &self.user_hash, words)])?;
+                insert.execute(params![doc, prefixed(&self.tenant_hash, &self.user_hash, &message.words)])?;
             }
-            docs.push_back(MessageNumber { seq: message.seq, doc, position: message.position as i64 });
+            docs.push_back(MessageNumber { seq: message.seq, doc, position: message.position });
         }
         Ok(Some(AddedMessages { docs, recent: recent as usize }))
     }
@@ -135,9 +147,9 @@ impl AddedMessages {
 
 /// The text of a message as the FTS5 table gets it: each word with the tenant's hash before it, and the
 /// user's hash.
-fn prefixed<'a>(tenant_hash: &str, user_hash: &str, words: impl Iterator<Item = &'a str>) -> String {
+fn prefixed(tenant_hash: &str, user_hash: &str, words: &str) -> String {
     let mut text = user_hash.to_owned();
-    for word in words {
+    for word in words.split(' ').filter(|word| !word.is_empty()) {
         text.extend([" ", tenant_hash, word]);
     }
     text
@@ -180,7 +192,7 @@ pub(super) fn move_recent(conn: &Connection) -> StoreResult<()> {
             bytes += words.len();
             let tenant_hash: String = row.get(1)?;
             let user_hash: String = row.get(2)?;
-            insert.execute(params![doc, prefixed(&tenant_hash, &user_hash, words.split(' '))])?;
+            insert.execute(params![doc, prefixed(&tenant_hash, &user_hash, words)])?;
             moved.push(doc);
         }
     }
