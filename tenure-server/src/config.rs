@@ -29,7 +29,7 @@ pub use models::{BUILT_IN_MODEL, ModelConfig};
 pub use remote::remote_from_environment;
 pub use runs::RunsConfig;
 pub use schedules::Schedule;
-pub use search::{MessageIndexing, SearchConfig};
+pub use search::SearchConfig;
 pub use sessions::{Cache, SessionsConfig, ShortTerm};
 pub use telemetry::{LogFormat, Telemetry};
 pub use transcripts::TranscriptsConfig;
@@ -157,7 +157,7 @@ impl Config {
         }
         options.max_sessions = self.sessions.max_sessions;
         options.redaction = self.redaction.clone();
-        options.message_index = self.search.index == MessageIndexing::On;
+        options.message_index = self.search.index;
         options.cache_bytes = self.limits.cache_bytes;
         options.vector_bytes = self.limits.vector_bytes;
         options.limits.max_messages = self.limits.max_messages;

@@ -32,7 +32,6 @@ pub(crate) mod vectors;
 pub use crate::executors::embedder::EmbeddingInput;
 pub use crate::types::memory::{Memory, MemoryKind, MemorySource};
 pub use dream::{Dream, DreamRules, PromotedMemory};
-pub use injection::InjectedMemory;
 pub use memories::{MemoryTarget, NewMemory};
 pub use preferences::MAX_PREFERENCES;
-pub use recall::{MAX_QUESTIONS, RecallHit, RecallResult};
+pub use recall::{InjectedMemory, MAX_QUESTIONS, RecallHit, RecallResult};

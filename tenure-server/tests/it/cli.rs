@@ -170,7 +170,7 @@ fn commands_and_their_exit_codes() {
     assert_eq!((all["data"].as_array().unwrap().len(), &all["next_cursor"]), (3, &Value::Null));
     // Search.
     let search = tenure(dir, &["sessions", "search", "dover"]);
-    assert!(search.err.contains("4 found in 3 sessions"), "{}", search.err);
+    assert!(search.err.contains("4 found in 2 sessions"), "{}", search.err);
     let search = search.ok();
     assert!(
         search.contains("[3] user") && search.contains("\n    In Dover\n") && !search.contains('\u{1b}'),

@@ -121,7 +121,8 @@ async fn routes() {
         "/memories/search?q=%20",
         "/memories?limit=0",
         "/memories?scope=user",
-        "/memories/search?q=a&q=b",
+        "/memories/search?q=a&q=",
+        "/memories/search?q=1&q=2&q=3&q=4&q=5&q=6&q=7&q=8&q=9",
     ] {
         ada.get(path).await.expect_error(400);
     }
@@ -206,7 +207,6 @@ fn memories_over_the_command_line() {
     assert!(tenure(&[&store[..], &["memories", "add", "likes tea"]].concat()).contains("is remembered, for the user"));
     assert!(tenure(&[&store[..], &["memories", "forget", &id]].concat()).contains("is forgotten"));
     assert!(!tenure(&[&store[..], &["memories", "list"]].concat()).contains("Rex"));
-    assert!(tenure(&[&store[..], &["memories", "embed"]].concat()).starts_with("0 memories"));
     tenure(&[&store[..], &["dream", "--dry-run"]].concat());
     assert_eq!(
         tenure(&[&store[..], &["dream", "--list", "--json"]].concat()).trim(),

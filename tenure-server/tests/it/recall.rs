@@ -32,7 +32,7 @@ const FLOORS: [Floor; 10] = [
     floor("dialogue", 0.20, 0.50, 0.0),
     floor("dialogue: context", 0.20, 0.40, 0.0),
     floor("dialogue: several", 0.40, 0.70, 0.0),
-    floor("dialogue: time", 0.10, 0.45, 0.0),
+    floor("dialogue: time", 0.10, 0.40, 0.0),
     floor("other languages", 0.80, 0.90, 0.0),
     floor("dates and numbers", 0.60, 0.90, 0.60),
     floor("negation", 0.40, 0.90, 0.60),

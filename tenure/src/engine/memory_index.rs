@@ -1,7 +1,7 @@
 //! In-process indexes of memories, one per namespace: their terms and their vectors, ranked together. A bounded cache:
 //! the store is authoritative.
 
-use crate::engine::term_index::{SequencePosition, TermIndex};
+use crate::engine::term_index::{Coverage, SequencePosition, TermIndex};
 use crate::engine::vector_index::VectorIndex;
 use crate::rules::terms::{Term, question_terms};
 use crate::store::item::Namespace;
@@ -40,6 +40,8 @@ pub(crate) struct RankedMemory {
     pub score: f64,
     /// BM25 divided by the highest score that a text could have, from 0 to 1.
     pub coverage: f64,
+    /// Whether it contains a word of the question that is not a function word.
+    pub has_word: bool,
     /// Cosine similarity, from -1 to 1. `None` without a vector.
     pub similarity: Option<f32>,
     /// Whether a newer memory supersedes this one.
@@ -115,8 +117,9 @@ impl MemoryIndex {
 
     /// The best candidates by words and by meaning, in no particular order.
     fn rank_question(&self, question: &Question) -> Vec<RankedMemory> {
-        let coverage: HashMap<&str, f64> = self.terms.coverage(&question.terms).into_iter().collect();
-        let mut by_words: Vec<_> = coverage.iter().map(|(key, coverage)| (*coverage, *key)).collect();
+        let coverage = self.terms.coverage(&question.terms).into_iter().map(|coverage| (coverage.key, coverage));
+        let coverage: HashMap<&str, Coverage<'_>> = coverage.collect();
+        let mut by_words: Vec<_> = coverage.iter().map(|(key, coverage)| (coverage.value, *key)).collect();
         let is_better = |a: &(f64, &str), b: &(f64, &str)| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(b.1));
         if by_words.len() > CANDIDATES {
             by_words.select_nth_unstable_by(CANDIDATES, is_better);
@@ -133,13 +136,15 @@ impl MemoryIndex {
         let mut candidates: Vec<_> = by_meaning.chain(by_words).collect();
         candidates.retain(|(key, _)| seen.insert(key.clone()));
         let rank = |(key, similarity): (String, Option<f32>)| {
-            let coverage = coverage.get(key.as_str()).copied().unwrap_or(0.0);
+            let found = coverage.get(key.as_str());
+            let coverage = found.map_or(0.0, |coverage| coverage.value);
+            let has_word = found.is_some_and(|coverage| coverage.has_word);
             let score = match question.vector {
                 None => coverage,
                 Some(_) => f64::from(similarity.unwrap_or(0.0)) + COVERAGE_WEIGHT * coverage,
             };
             let is_superseded = false;
-            RankedMemory { key, score, coverage, similarity, is_superseded }
+            RankedMemory { key, score, coverage, has_word, similarity, is_superseded }
         };
         candidates.into_iter().map(rank).collect()
     }

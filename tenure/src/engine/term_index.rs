@@ -75,6 +75,16 @@ pub(crate) struct TermIndex {
     posting_count: usize,
 }
 
+/// A memory that a question found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Coverage<'a> {
+    pub key: &'a str,
+    /// BM25 divided by the highest score that a text could have, from 0 to 1.
+    pub value: f64,
+    /// Whether the memory itself contains a word of the question that is not a function word.
+    pub has_word: bool,
+}
+
 /// Occurrences of a term, per document.
 #[derive(Default)]
 struct Occurrences {
@@ -138,18 +148,18 @@ impl TermIndex {
         for form in &document.forms {
             self.postings[*form as usize].retain(|(n, _)| *n != number);
         }
-        let place = (document.position, document.key);
-        self.sequence.remove(&place);
-        let previous = self.sequence.range(..&place).next_back().map(|(_, number)| *number);
-        let next = self.sequence.range(&place..).next().map(|(_, number)| *number);
+        let entry = (document.position, document.key);
+        self.sequence.remove(&entry);
+        let previous = self.sequence.range(..&entry).next_back().map(|(_, number)| *number);
+        let next = self.sequence.range(&entry..).next().map(|(_, number)| *number);
         self.set_neighbors(previous, next);
     }
 
     /// Inserts a document into the sequence of its source.
-    fn link(&mut self, number: u32, place: (SequencePosition, String)) {
-        let previous = self.sequence.range(..&place).next_back().map(|(_, number)| *number);
-        let next = self.sequence.range(&place..).next().map(|(_, number)| *number);
-        self.sequence.insert(place, number);
+    fn link(&mut self, number: u32, entry: (SequencePosition, String)) {
+        let previous = self.sequence.range(..&entry).next_back().map(|(_, number)| *number);
+        let next = self.sequence.range(&entry..).next().map(|(_, number)| *number);
+        self.sequence.insert(entry, number);
         self.set_neighbors(previous, Some(number));
         self.set_neighbors(Some(number), next);
     }
@@ -166,14 +176,14 @@ impl TermIndex {
         }
     }
 
-    /// Returns the memories that contain a term of the question, or whose neighbour does, with their *coverage*:
-    /// BM25 divided by the highest score that a text could have, from 0 to 1. In no particular order.
-    pub fn coverage(&self, question: &BTreeSet<Term>) -> Vec<(&str, f64)> {
+    /// Returns the memories that contain a term of the question, or whose neighbour does. In no particular order.
+    pub fn coverage(&self, question: &BTreeSet<Term>) -> Vec<Coverage<'_>> {
         let count = self.numbers.len() as f64;
         let mean_length = (self.total_length as f64 / count.max(1.0)).max(1.0);
         let size = self.documents.len();
         let mut occurrences = Occurrences { own: vec![0; size], neighbors: vec![0; size], touched: Vec::new() };
         let mut scores = vec![0.0; size];
+        let mut has_word = vec![false; size];
         let mut maximum = 0.0;
         let mut found = Vec::new();
         for term in question {
@@ -183,6 +193,7 @@ impl TermIndex {
             maximum += rarity * (K1 + 1.0);
             for number in occurrences.touched.drain(..) {
                 let i = number as usize;
+                has_word[i] |= occurrences.own[i] > 0 && !term.is_function_word;
                 let frequency = f64::from(occurrences.own[i]) + NEIGHBOR_SHARE * f64::from(occurrences.neighbors[i]);
                 occurrences.own[i] = 0;
                 occurrences.neighbors[i] = 0;
@@ -197,8 +208,9 @@ impl TermIndex {
         // A question of function words only says little, however well it is covered.
         let share = if question.iter().all(|term| term.is_function_word) { FUNCTION_WORD_SHARE } else { 1.0 };
         let coverage = |number: u32| {
-            let document = self.documents[number as usize].as_ref()?;
-            Some((document.key.as_str(), share * scores[number as usize] / maximum))
+            let key = &self.documents[number as usize].as_ref()?.key;
+            let value = share * scores[number as usize] / maximum;
+            Some(Coverage { key, value, has_word: has_word[number as usize] })
         };
         found.into_iter().filter_map(coverage).collect()
     }
@@ -258,8 +270,8 @@ mod tests {
 
     fn ranked(index: &TermIndex, question: &str) -> Vec<String> {
         let mut hits = index.coverage(&question_terms(question));
-        hits.sort_by(|(a, x), (b, y)| y.total_cmp(x).then_with(|| a.cmp(b)));
-        hits.into_iter().map(|(key, _)| key.to_owned()).collect()
+        hits.sort_by(|a, b| b.value.total_cmp(&a.value).then_with(|| a.key.cmp(b.key)));
+        hits.into_iter().map(|hit| hit.key.to_owned()).collect()
     }
 
     #[test]
@@ -275,9 +287,9 @@ mod tests {
     fn coverage_is_between_zero_and_one() {
         let index = index_of(&["tea", "tea tea tea tea tea tea tea tea", "coffee"]);
         let hits = index.coverage(&question_terms("tea"));
-        assert!(hits.len() == 2 && hits.iter().all(|(_, c)| *c > 0.3 && *c < 1.0), "{hits:?}");
+        assert!(hits.len() == 2 && hits.iter().all(|hit| hit.value > 0.3 && hit.value < 1.0), "{hits:?}");
         let with_unknown = index.coverage(&question_terms("tea chocolate"));
-        assert!(with_unknown[0].1 < hits[0].1, "a word that no memory contains lowers the coverage");
+        assert!(with_unknown[0].value < hits[0].value, "a word that no memory contains lowers the coverage");
     }
 
     #[test]
@@ -288,6 +300,8 @@ mod tests {
         index.set("later", "Lovely weather", position("s", 3));
         index.set("elsewhere", "The cello, since school", position("t", 2));
         assert_eq!(ranked(&index, "instrument"), ["question", "answer"]);
+        let has_word = index.coverage(&question_terms("instrument")).into_iter().map(|hit| (hit.key, hit.has_word));
+        assert_eq!(BTreeMap::from_iter(has_word), [("answer", false), ("question", true)].into());
         index.remove("answer");
         assert_eq!(ranked(&index, "instrument"), ["question", "later"], "the sequence closes");
         index.set("answer", "The cello, since school", position("s", 2));
@@ -313,7 +327,7 @@ mod tests {
             let mut hits: Vec<(String, f64)> = index
                 .coverage(&question_terms("red apples in a car"))
                 .into_iter()
-                .map(|(k, s)| (k.to_owned(), s))
+                .map(|hit| (hit.key.to_owned(), hit.value))
                 .collect();
             hits.sort_by(|a, b| a.0.cmp(&b.0));
             hits

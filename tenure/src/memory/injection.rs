@@ -1,7 +1,7 @@
 //! The injection of memories into prompts: the preferences, and the facts that are relevant to the question.
 
 use crate::memory::memories::MemoryTarget;
-use crate::memory::recall::{RecallHit, Superseded};
+use crate::memory::recall::{InjectedMemory, RecallHit, Superseded};
 use crate::rules::prompt::tokens;
 use crate::store::item::Item;
 use crate::tenure::Tenure;
@@ -10,23 +10,10 @@ use crate::types::id::{Principal, SessionId, Tenant};
 use crate::types::memory::{Memory, MemoryKind};
 use crate::types::message::{Message, Role};
 use crate::types::policy::{MemoryPolicy, MemoryScope};
-use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 
 /// The minimum coverage of a fact that is injected, if recall is by words alone.
 const MIN_COVERAGE: f64 = 0.15;
-
-/// A memory that was injected into a prompt.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct InjectedMemory {
-    /// The id of the memory.
-    pub id: String,
-    /// The relevance score of its recall, 0 for a preference, which is injected in every turn.
-    pub score: f64,
-    /// Why it was injected: a fact is relevant to the question, a preference always applies.
-    #[serde(default)]
-    pub kind: MemoryKind,
-}
 
 /// The memory injection of a turn.
 #[derive(Clone, Debug)]
@@ -101,12 +88,6 @@ impl Tenure {
                 None
             }
         }
-    }
-}
-
-impl InjectedMemory {
-    pub(crate) fn of_hit(hit: &RecallHit) -> Self {
-        Self { id: hit.memory.id.clone(), score: hit.score, kind: hit.memory.kind }
     }
 }
 

@@ -1,13 +1,12 @@
 //! Recall: finds the memories that are relevant to questions, by their words and by their meaning.
 
 use crate::engine::memory_index::{MemoryIndex, Question, RankedMemory};
-use crate::memory::injection::InjectedMemory;
 use crate::memory::memories::{MemoryLocation, MemoryTarget, is_fresh, memory_from_item, namespace_of};
 use crate::store::item::{Item, Namespace, Owner};
 use crate::tenure::Tenure;
 use crate::types::error::{Error, Result};
 use crate::types::id::Principal;
-use crate::types::memory::Memory;
+use crate::types::memory::{Memory, MemoryKind};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -19,9 +18,8 @@ pub(crate) const RECALLS: &str = "recalls";
 pub const MAX_QUESTIONS: usize = 8;
 /// Maximum number of recall events stored per session or user.
 const MAX_RECALLS: usize = 512;
-/// What a memory must reach, one or the other, for a recall to count for dreams: a result that only fills the list, or
-/// is found by the words of its neighbours, was not asked for.
-const COUNTED_COVERAGE: f64 = 0.3;
+/// The minimum similarity of a memory that counts as recalled for dreams, unless it contains a word of the question:
+/// a result that only fills the list, or is found by the words of its neighbours, is not relevant to the question.
 const COUNTED_SIMILARITY: f32 = 0.3;
 /// Maximum length of a question in bytes. Longer questions are truncated.
 const MAX_QUESTION_BYTES: usize = 4096;
@@ -49,12 +47,33 @@ pub struct RecallHit {
     /// How much of the question's words the memory contains, weighted by their rarity, from 0 to 1. Words of the
     /// memories stored right before and after it count in part.
     pub coverage: f64,
+    /// Whether the memory contains a word of the question that is not a function word.
+    #[serde(skip)]
+    pub(crate) has_word: bool,
     /// Cosine similarity to the question, from -1 to 1. `None` if it has no vector.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub similarity: Option<f32>,
     /// The memory itself.
     #[serde(flatten)]
     pub memory: Memory,
+}
+
+/// A memory that was injected into a prompt.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InjectedMemory {
+    /// The id of the memory.
+    pub id: String,
+    /// The relevance score of its recall, 0 for a preference, which is injected in every turn.
+    pub score: f64,
+    /// Why it was injected: a fact is relevant to the question, a preference always applies.
+    #[serde(default)]
+    pub kind: MemoryKind,
+}
+
+impl InjectedMemory {
+    pub(crate) fn of_hit(hit: &RecallHit) -> Self {
+        Self { id: hit.memory.id.clone(), score: hit.score, kind: hit.memory.kind }
+    }
 }
 
 /// Whether a recall returns memories that newer ones supersede.
@@ -179,9 +198,9 @@ impl Tenure {
             let mut items: HashMap<String, Item> = items.into_iter().map(|item| (item.key.clone(), item)).collect();
             for hit in batch {
                 let Some(item) = items.remove(&hit.key).filter(|item| is_fresh(item, now)) else { continue };
-                let RankedMemory { score, coverage, similarity, .. } = hit;
+                let RankedMemory { score, coverage, has_word, similarity, .. } = hit;
                 let memory = memory_from_item(namespace, item)?;
-                memories.push(RecallHit { score, coverage, similarity, memory });
+                memories.push(RecallHit { score, coverage, has_word, similarity, memory });
             }
         }
         Ok(memories)
@@ -189,9 +208,8 @@ impl Tenure {
 
     /// Creates the event of a recall. `None` if no memory counts as recalled.
     pub(crate) fn recall_event(&self, question: &str, hits: &[RecallHit]) -> Option<Item> {
-        let counts = |hit: &&RecallHit| {
-            hit.coverage >= COUNTED_COVERAGE || hit.similarity.is_some_and(|cosine| cosine >= COUNTED_SIMILARITY)
-        };
+        let counts =
+            |hit: &&RecallHit| hit.has_word || hit.similarity.is_some_and(|cosine| cosine >= COUNTED_SIMILARITY);
         let memories: Vec<_> = hits.iter().filter(counts).map(InjectedMemory::of_hit).collect();
         if memories.is_empty() {
             return None;

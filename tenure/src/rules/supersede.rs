@@ -93,8 +93,8 @@ pub(crate) struct Statement {
     subject: BTreeSet<String>,
     /// The numbers among the first words: parts of a name, such as that of a contract.
     leading_numbers: BTreeSet<String>,
-    tells_change: bool,
-    may_tell_change: bool,
+    is_change: bool,
+    may_be_change: bool,
     has_date: bool,
     /// Whether the speaker is involved.
     is_first_person: bool,
@@ -113,10 +113,10 @@ impl Statement {
             return None;
         }
         let is_function_word = |word: &str| LANGUAGES[ENGLISH].stop_words.contains(word);
-        let is_change = |word: &str| LEXICON.changes.contains(word) || LEXICON.possible_changes.contains(word);
+        let is_change_word = |word: &str| LEXICON.changes.contains(word) || LEXICON.possible_changes.contains(word);
         let is_content = |word: &str| {
             let is_quantity = LEXICON.quantities.contains(word);
-            is_quantity || !is_function_word(word) && !is_change(word)
+            is_quantity || !is_function_word(word) && !is_change_word(word)
         };
         let content: Vec<&String> = folded.iter().filter(|word| is_content(word)).collect();
         let is_quantity =
@@ -133,8 +133,8 @@ impl Statement {
                 .map(|word| stem(word))
                 .collect(),
             leading_numbers: folded.iter().take(3).filter(|word| is_quantity(word)).cloned().collect(),
-            tells_change: folded.iter().any(|word| LEXICON.changes.contains(word)),
-            may_tell_change: folded.iter().any(|word| LEXICON.possible_changes.contains(word)),
+            is_change: folded.iter().any(|word| LEXICON.changes.contains(word)),
+            may_be_change: folded.iter().any(|word| LEXICON.possible_changes.contains(word)),
             has_date: folded.iter().any(|word| LEXICON.months.contains(word)) || has_iso_date(&folded),
             is_first_person: folded.iter().any(|word| word == "i" || word == "we"),
         })
@@ -163,12 +163,12 @@ impl Statement {
             return Some(Update::Attribute);
         }
         let is_similar = |minimum: f32| similarity.is_none_or(|cosine| cosine >= minimum);
-        if self.tells_change && !shared.is_empty() && is_similar(MIN_SIMILARITY) {
+        if self.is_change && !shared.is_empty() && is_similar(MIN_SIMILARITY) {
             return Some(Update::Change);
         }
         let is_close = shared.len() >= 2 && is_similar(MIN_SIMILARITY)
             || !shared.is_empty() && similarity.is_some_and(|cosine| cosine >= MIN_SIMILARITY_WEAK);
-        (self.may_tell_change && is_close).then_some(Update::Change)
+        (self.may_be_change && is_close).then_some(Update::Change)
     }
 
     /// Returns true if the statements are about different persons or things: Anna's address and Ben's, the test server
@@ -211,7 +211,7 @@ fn names(text: &str) -> BTreeSet<String> {
     names
 }
 
-/// Returns true for texts such as `Ada: the ferry leaves at nine` and `[8 May] Ada: …`, which report what was said.
+/// Returns true for texts such as `Ada: the ferry leaves at nine` and `[8 May] Ada: …`, which belong to a dialogue.
 fn is_dialogue_turn(text: &str) -> bool {
     let Some((before, after)) = text.split_once(':') else { return text.starts_with('[') };
     let speaker = before.rsplit([']', ',']).next().unwrap_or(before).trim();

@@ -1,6 +1,6 @@
 //! The report of how a request's messages were merged into the stored history.
 
-use crate::memory::injection::InjectedMemory;
+use crate::memory::recall::InjectedMemory;
 use serde::{Deserialize, Serialize};
 
 /// The report of how a request's messages were merged into the stored history.

@@ -232,7 +232,9 @@ async fn rows_changed_by_hand(kind: StoreKind) {
         let findings = findings_of(&test).await;
         assert!(has_finding(&findings, case.words), "{:?} is not in {findings:#?}", case.words);
         let repaired = test.tenure.repair_all(|_| ()).await.unwrap();
-        assert_eq!(!repaired.repaired.is_empty(), case.repairable, "{:#?}", repaired);
+        let mut repaired = repaired.repaired;
+        repaired.retain(|finding| !finding.location.ends_with("message index"));
+        assert_eq!(!repaired.is_empty(), case.repairable, "{repaired:#?}");
         let remaining = findings_of(&test).await;
         assert_eq!(remaining.is_empty(), case.repairable, "{remaining:#?}");
         assert_eq!(has_finding(&remaining, case.words), !case.repairable, "{remaining:#?}");

@@ -4,7 +4,7 @@
 
 use crate::on_every_store;
 use crate::support::*;
-use tenure::store::{Commit, RecordRange};
+use tenure::store::{Commit, RecordRange, Remedy};
 use tenure::{session::*, *};
 
 /// Truncates a stored session to its first `upto` records.
@@ -36,7 +36,10 @@ async fn assert_all_see(test: &TestTenure, nodes: &[&Tenure], texts_wanted: &[&s
             test.second_node().head(&ada(), &id("s")).await.unwrap()
         );
     }
-    assert_eq!(test.tenure.examine(|_| ()).await.unwrap(), []);
+    let mut findings = test.tenure.examine(|_| ()).await.unwrap();
+    // Commits that bypass the library carry no words for the message index.
+    findings.retain(|finding| finding.remedy != Remedy::CompleteMessageIndex);
+    assert_eq!(findings, []);
 }
 
 on_every_store! {

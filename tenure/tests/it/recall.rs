@@ -108,8 +108,8 @@ on_every_store! {
         assert_eq!(result.memories[1].memory.superseded_by.as_ref(), Some(&new.id));
         let block = async |session: &str| {
             let model = ScriptedModel::new([text_answer("Yes.")]);
-            let asked = TurnRequest { session: Some(id(session)), ..question("What is my address?") };
-            run_turn(t, asked, &model, &CountingTools::default()).await.unwrap();
+            let request = TurnRequest { session: Some(id(session)), ..question("What is my address?") };
+            run_turn(t, request, &model, &CountingTools::default()).await.unwrap();
             model.last_prompt()[0].clone()
         };
         let shown = block("one").await;
@@ -140,6 +140,7 @@ on_every_store! {
 
     /// What fits into the token budget is selected by relevance, and shown newest first.
     async fn the_most_relevant_facts_are_selected(test: &mut TestTenure) {
+        test.reopen_with(|o| o.embedder = Some(letter_embedder())).await;
         let t = &test.tenure;
         let memory = MemoryConfig { scope: MemoryScope::User, max_tokens: Some(70), ..MemoryConfig::default() };
         t.declare(clerk(|a| a.memory = Some(memory)));
