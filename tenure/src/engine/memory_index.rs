@@ -179,11 +179,14 @@ impl MemoryIndex {
     }
 }
 
+/// An index that is shared by concurrent recalls.
+pub(crate) type SharedIndex = Arc<std::sync::Mutex<MemoryIndex>>;
+
 /// The cache value of a namespace's index, with the weight that the cache accounts for it.
 #[derive(Clone, Debug)]
 pub(crate) struct WeighedIndex {
     /// The index.
-    pub index: Arc<Mutex<MemoryIndex>>,
+    pub index: SharedIndex,
     /// The weight in bytes.
     pub weight: usize,
 }

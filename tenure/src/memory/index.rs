@@ -4,14 +4,14 @@
 //! (D-160). Changes are noted in a companion namespace for a limited time; each use reads the notes first, so the
 //! index reflects the writes of other processes.
 
-use crate::engine::memory_index::{MemoryIndex, WeighedIndex};
+use crate::engine::memory_index::{MemoryIndex, SharedIndex, WeighedIndex};
 use crate::memory::memories::{MEMORY, decode_memory};
 use crate::store::item::{Item, Namespace};
 use crate::tenure::Tenure;
 use crate::types::error::Result;
 use jiff::{SignedDuration, Timestamp};
-use std::sync::Arc;
-use tokio::sync::{Mutex, OwnedMutexGuard};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Mutex, MutexGuard};
 
 const CHANGES: &str = "memory-changes";
 /// Lifetime of a change note. An index that is older is rebuilt.
@@ -30,16 +30,16 @@ impl Tenure {
         self.store().put(&change_namespace(namespace), &note, None).await
     }
 
-    /// Locks the current index of a namespace.
-    pub(crate) async fn memory_index(&self, namespace: &Namespace) -> Result<OwnedMutexGuard<MemoryIndex>> {
+    /// Returns the index of a namespace, refreshed. Its lock is never held across an `await`: concurrent tool calls are
+    /// polled by one task, and one that waits for the lock could keep the holder from being polled.
+    pub(crate) async fn memory_index(&self, namespace: &Namespace) -> Result<SharedIndex> {
         let slot = self.index_slot(namespace);
-        let mut index = slot.index.clone().lock_owned().await;
-        self.refresh_index(namespace, &mut index).await?;
-        let weight = index.weight();
+        self.refresh_index(namespace, &slot.index).await?;
+        let weight = lock(&slot.index).weight();
         if weight > slot.weight + slot.weight / 8 {
-            self.shared.memories.indexes.insert(namespace.clone(), WeighedIndex { weight, ..slot });
+            self.shared.memories.indexes.insert(namespace.clone(), WeighedIndex { weight, ..slot.clone() });
         }
-        Ok(index)
+        Ok(slot.index)
     }
 
     fn index_slot(&self, namespace: &Namespace) -> WeighedIndex {
@@ -47,7 +47,7 @@ impl Tenure {
         let new_index = || {
             let index = MemoryIndex::new(model);
             let weight = index.weight();
-            Ok::<_, std::convert::Infallible>(WeighedIndex { weight, index: Arc::new(Mutex::new(index)) })
+            Ok::<_, std::convert::Infallible>(WeighedIndex { weight, index: SharedIndex::new(Mutex::new(index)) })
         };
         match self.shared.memories.indexes.get_or_insert_with(namespace, new_index) {
             Ok(slot) => slot,
@@ -55,27 +55,38 @@ impl Tenure {
         }
     }
 
-    /// Refreshes the index from the change notes, or rebuilds it if it is older than the notes are stored.
-    pub(crate) async fn refresh_index(&self, namespace: &Namespace, index: &mut MemoryIndex) -> Result<()> {
+    /// Refreshes the index from the change notes, or rebuilds it if it is older than the notes are stored. Calls may
+    /// overlap: a note is written after its memory, so what is read after a note is at least as new, and a note that
+    /// another call has applied meanwhile is not applied again.
+    pub(crate) async fn refresh_index(&self, namespace: &Namespace, shared: &SharedIndex) -> Result<()> {
         let now = self.now();
-        let since = index.checked_at.filter(|t| now.duration_since(*t).abs() < CHANGE_TTL - CLOCK_SKEW - CLOCK_SKEW);
-        let Some(since) = since else { return self.rebuild_index(namespace, index, now).await };
+        let is_recent = |t: &Timestamp| now.duration_since(*t).abs() < CHANGE_TTL - CLOCK_SKEW - CLOCK_SKEW;
+        let since = lock(shared).checked_at.filter(is_recent);
+        let Some(since) = since else { return self.rebuild_index(namespace, shared, now).await };
         let mut notes = self.change_notes(namespace, since).await?;
-        notes.retain(|note| !index.applied_notes.contains_key(&note.key));
+        notes.retain(|note| !lock(shared).applied_notes.contains_key(&note.key));
+        let mut memories = HashMap::new();
         for page in notes.chunks(PAGE) {
-            let mut ids: Vec<&str> = page.iter().map(|note| note.value.as_str()).collect();
-            ids.sort_unstable();
-            ids.dedup();
-            let items = self.store().get_many(namespace, &ids, None).await?;
-            ids.retain(|id| items.iter().all(|item| item.key != *id));
-            ids.into_iter().for_each(|id| index.remove(id));
-            for item in &items {
-                index.set(&item.key, item.created_at, &decode_memory(item)?);
+            let ids: BTreeSet<&str> = page.iter().map(|note| note.value.as_str()).collect();
+            let ids: Vec<&str> = ids.into_iter().collect();
+            for item in self.store().get_many(namespace, &ids, None).await? {
+                let record = decode_memory(&item)?;
+                memories.insert(item.key, (item.created_at, record));
             }
         }
-        index.applied_notes.extend(notes.into_iter().map(|n| (n.key, n.created_at)));
+        let mut index = lock(shared);
+        for note in notes {
+            if index.applied_notes.contains_key(&note.key) {
+                continue;
+            }
+            match memories.get(&note.value) {
+                Some((created_at, record)) => index.set(&note.value, *created_at, record),
+                None => index.remove(&note.value),
+            }
+            index.applied_notes.insert(note.key, note.created_at);
+        }
         index.applied_notes.retain(|_, at| now.duration_since(*at) < CLOCK_SKEW + CLOCK_SKEW + CLOCK_SKEW);
-        index.checked_at = Some(now);
+        index.checked_at = index.checked_at.max(Some(now));
         Ok(())
     }
 
@@ -97,9 +108,9 @@ impl Tenure {
         }
     }
 
-    async fn rebuild_index(&self, namespace: &Namespace, index: &mut MemoryIndex, now: Timestamp) -> Result<()> {
-        let model = index.vectors.take().map(|vectors| vectors.model);
-        *index = MemoryIndex::new(model.as_deref());
+    async fn rebuild_index(&self, namespace: &Namespace, shared: &SharedIndex, now: Timestamp) -> Result<()> {
+        let model = lock(shared).vectors.as_ref().map(|vectors| vectors.model.clone());
+        let mut index = MemoryIndex::new(model.as_deref());
         let mut after = None::<String>;
         loop {
             let page = self.store().items(namespace, after.as_deref(), PAGE).await?;
@@ -112,8 +123,14 @@ impl Tenure {
             }
         }
         index.checked_at = Some(now);
+        *lock(shared) = index;
         Ok(())
     }
+}
+
+/// Locks an index. One whose update panicked is still a cache of what is stored.
+pub(crate) fn lock(index: &Mutex<MemoryIndex>) -> MutexGuard<'_, MemoryIndex> {
+    index.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 fn change_namespace(namespace: &Namespace) -> Namespace {

@@ -1,6 +1,7 @@
 //! Recall: finds the memories that are relevant to questions, by their words and by their meaning.
 
-use crate::engine::memory_index::{MemoryIndex, Question, RankedMemory};
+use crate::engine::memory_index::{MemoryIndex, Question, RankedMemory, SharedIndex};
+use crate::memory::index::lock;
 use crate::memory::memories::{MemoryLocation, MemoryTarget, is_fresh, memory_from_item, namespace_of};
 use crate::store::item::{Item, Namespace, Owner};
 use crate::tenure::Tenure;
@@ -10,7 +11,6 @@ use crate::types::memory::{Memory, MemoryKind};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use tokio::sync::OwnedMutexGuard;
 
 /// Namespace of the recall events.
 pub(crate) const RECALLS: &str = "recalls";
@@ -146,8 +146,7 @@ impl Tenure {
         let namespace = &location.namespace;
         let (questions, note) = self.prepare_questions(&questions).await?;
         let index = self.searchable_index(namespace).await?;
-        let mut ranked = index.rank(&questions);
-        drop(index);
+        let mut ranked = lock(&index).rank(&questions);
         ranked.retain(|memory| superseded == Superseded::Included || !memory.is_superseded);
         let memories = self.read_hits(namespace, ranked, limit).await?;
         Ok(RecallResult { memories, by_meaning: note.is_none(), note })
@@ -163,15 +162,16 @@ impl Tenure {
         Ok((prepared.collect(), note))
     }
 
-    /// Locks the current index of a namespace. The missing vectors of a session's memories are computed first: other
+    /// Returns the current index of a namespace. The missing vectors of a session's memories are computed first: other
     /// namespaces are covered by `embed_all`.
-    async fn searchable_index(&self, namespace: &Namespace) -> Result<OwnedMutexGuard<MemoryIndex>> {
-        let mut index = self.memory_index(namespace).await?;
-        let lacks_vectors = index.vectors.as_ref().is_some_and(|vectors| !vectors.without_vector.is_empty());
+    async fn searchable_index(&self, namespace: &Namespace) -> Result<SharedIndex> {
+        let index = self.memory_index(namespace).await?;
+        let has_gaps = |index: &MemoryIndex| index.vectors.as_ref().is_some_and(|v| !v.without_vector.is_empty());
+        let lacks_vectors = has_gaps(&lock(&index));
         let embedder = self.engine.options().embedder.as_ref().filter(|_| lacks_vectors);
         if let (Some(embedder), Owner::Session(_)) = (embedder, &namespace.owner) {
             match self.embed_namespace(namespace, embedder, &mut |_| ()).await {
-                Ok(_) => self.refresh_index(namespace, &mut index).await?,
+                Ok(_) => self.refresh_index(namespace, &index).await?,
                 Err(e) => {
                     tracing::debug!(error = %e, "could not embed the session's memories; retrying at the next recall")
                 }

@@ -2,6 +2,7 @@
 //! longer injected into prompts. The link is stored with the older memory, and counts as long as the newer one exists.
 
 use crate::engine::memory_index::Question;
+use crate::memory::index::lock;
 use crate::memory::memories::{decode_memory, is_fresh};
 use crate::rules::supersede::Statement;
 use crate::store::item::{Item, Namespace};
@@ -69,8 +70,7 @@ impl Tenure {
             return Ok(Vec::new());
         };
         let index = self.memory_index(namespace).await?;
-        let mut similar = index.rank(&[Question::new(&record.text, vector)]);
-        drop(index);
+        let mut similar = lock(&index).rank(&[Question::new(&record.text, vector)]);
         similar.retain(|other| other.key != memory.key && !other.is_superseded);
         similar.truncate(COMPARED);
         let keys: Vec<&str> = similar.iter().map(|other| other.key.as_str()).collect();
