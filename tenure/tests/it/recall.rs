@@ -172,12 +172,12 @@ on_every_store! {
             ("c2", "memory", json!({"action": "remember", "text": "Aisle seats only", "supersedes": [old.id]})),
             ("c3", "memory", json!({"action": "recall"})),
         ];
-        let model = ScriptedModel::new([tool_calls_answer(&calls), text_answer("Done.")]);
+        let model = ScriptedModel::new([tool_calls_answer(&calls[..1]), tool_calls_answer(&calls[1..2]), tool_calls_answer(&calls[2..]), text_answer("Done.")]);
         run_turn(t, question("Aisle, please."), &model, &CountingTools::default()).await.unwrap();
         let messages = conversation(&session_x(t).await);
         assert!(messages[2].contains("window seat") && messages[2].contains("cello"), "{messages:?}");
-        assert!(messages[4].contains("`query` or `queries`"), "{messages:?}");
+        assert!(messages[6].contains("`query` or `queries`"), "{messages:?}");
         let superseded = t.memory(&ada(), &OWN, &old.id).await.unwrap().unwrap().superseded_by;
-        assert!(superseded.is_some_and(|newer| messages[3].contains(&newer)));
+        assert!(superseded.is_some_and(|newer| messages[4].contains(&newer)));
     }
 }
