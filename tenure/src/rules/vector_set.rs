@@ -186,8 +186,8 @@ mod tests {
         }
         let set = set_of(&all);
         assert!(set.candidates(&all[0], 10).len() < all.len() / 5);
-        for i in 0..10 {
-            let found = positions(set.nearest(&all[i], 3));
+        for (i, question) in all[..10].iter().enumerate() {
+            let found = positions(set.nearest(question, 3));
             assert_eq!(found[0], i);
             let mut variants = found[1..].to_vec();
             variants.sort_unstable();
